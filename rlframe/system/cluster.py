@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from typing import Any
 
 import chz
+import psutil
 
 from rlframe.core.config import count, number, option
 from rlframe.core.errors import ConfigError
 
 _GB = 1e9
+_LOOK_S = 2.0  # between looks at the processes of Ray
+_watching: list[Any] = []  # the process that does, and our end of its line
 
 
 @chz.chz
@@ -64,9 +72,33 @@ def connect(options: RayOptions) -> None:
             ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
             ray.init(**each, **quiet)
+        _watch()
     except (ConnectionError, RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError(f"no Ray cluster at ray.address={options.address or 'this machine'}: {what}") from error
+
+
+def _watch() -> None:
+    """Start a process that ends the cluster of this machine if this process is killed; some of Ray's would stay."""
+    line, mine = os.pipe()
+    command = [sys.executable, "-c", f"from rlframe.system.cluster import end_with; end_with({os.getpid()})"]
+    streams = {"stdin": line, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    _watching.append(subprocess.Popen(command, start_new_session=True, **streams))  # type: ignore[call-overload]
+    os.close(line)
+    _watching.append(mine)  # closes when we end
+
+
+def end_with(pid: int) -> None:
+    """Wait until standard input ends, which is when the process `pid` has ended, and then kill what it had of Ray."""
+    found: dict[int, psutil.Process] = {}
+    while not select.select([0], [], [], _LOOK_S)[0]:
+        with suppress(psutil.Error):
+            found |= {each.pid: each for each in psutil.Process(pid).children(recursive=True)}
+    time.sleep(_LOOK_S)  # most end by themselves
+    for process in found.values():
+        with suppress(psutil.Error):
+            if process.is_running() and "ray" in " ".join(process.cmdline()[:2]):
+                process.kill()
 
 
 def check_room(n_actors: int, cpus: float, setting: str) -> None:

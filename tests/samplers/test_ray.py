@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from rlframe.envs import EnvConfig, EnvError
 from rlframe.samplers import ray as on_ray
 from rlframe.samplers import serial
 from rlframe.system.cluster import RayOptions, check_room, connect
+from tests.processes import until
 from tests.runners.resumed import log, stopped_at
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
@@ -155,3 +158,19 @@ def test_a_run_learns_is_stopped_and_goes_on(
     assert int(row["env_steps"]) >= 640
     assert int(row["updates"]) > 4
     assert float(row["sampler/restarts"]) == 0
+
+
+@with_cluster
+def test_nothing_is_left_of_a_run_that_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-m", "rlframe.launch", "algo=ppo", *RUN.replace("=640", "=10_000_000").split()]
+    given = [*command, "compile=false", "affinity=none", f"log_dir={tmp_path}"]
+    process = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log_file = tmp_path / "run_0/progress.csv"
+    until(lambda: log_file.is_file() and len(log_file.read_text().splitlines()) > 2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert any("raylet" in " ".join(each.cmdline()) for each in family)
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(family, timeout=10.0)
+    assert left == []
