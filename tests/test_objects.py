@@ -27,7 +27,7 @@ SERIAL: dict[str, Any] = {"sampler": "serial"}
 TWO_WORKERS = {"sampler": "cpu", "sampler.n_workers": 2}
 SMALL = {**forms.SMALL, **SERIAL, "model.hidden": [8]}
 OBJECTS = {"env": Walk, "callbacks": [Slower(0.9)], "algo.optimizer": torch.optim.RAdam}
-FEW = ["class", "wrapped instance", "own id", "callback", "optimizer", "encoder", "class of a config", "dicts"]
+FEW = ["class", "wrapped instance", "callback", "optimizer", "encoder", "dicts"]
 
 
 def check_in_script(folder: Path, *checks: str) -> None:

@@ -31,7 +31,7 @@ MORE: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "target_kl": (ppo, "CartPole-v1", {"target_kl": 1e-4, "epochs": 4, "clip": 0.5}),
 }
 CASES_HERE = {**CASES, **OTHERS, **MORE}
-FAST = ("rainbow", "sac", "sac_discrete", "td3_muon", "td3_sgd", "td3_rmsprop", "ddpg", "ppo_kl", "impala", *MORE)
+FAST = ("rainbow", "sac", "td3_muon", "td3_rmsprop", "ppo_kl", "impala", *MORE)
 every = pytest.mark.parametrize("name", variants(CASES_HERE, FAST))
 COMPILE = CompileChoice(True)
 PENDULUM = (Box(-9, 9, (3,), np.float32), Box(-2, 2, (1,), np.float32))

@@ -55,7 +55,7 @@ def test_evaluation_has_an_interval_of_its_own(tmp_path: Path) -> None:
     assert set(last.items()) <= set(each.items()) <= set(scores(often).items()), "the same scores whatever the interval"
 
 
-@pytest.mark.parametrize("runner", ["minibatch_rl_eval", "async_rl", "sync_rl"])
+@pytest.mark.parametrize("runner", [pytest.param("minibatch_rl_eval", marks=pytest.mark.slow), "async_rl", "sync_rl"])
 def test_scores_of_another_process_are_those_of_this_one(runner: str, tmp_path: Path) -> None:
     changed = [f"runner={runner}", *(["runner.sampler_waits=true"] if runner == "async_rl" else [])]
     run = trained(tmp_path / "there", *changed, "eval.asynchronous=true")
@@ -77,7 +77,7 @@ def test_a_run_with_asynchronous_evaluation_is_resumed(tmp_path: Path, monkeypat
     assert max(resumed) == max(whole)
 
 
-@pytest.mark.parametrize("n_kills", [2, 3])
+@pytest.mark.parametrize("n_kills", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
     n_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

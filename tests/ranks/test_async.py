@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
     [
         f"{DQN} runner.n_samplers=2 runner.sampler_waits=true",
         pytest.param(f"{DQN} algo.prioritized=true", marks=pytest.mark.slow),
-        f"{PPO} runner.n_samplers=2",
+        pytest.param(f"{PPO} runner.n_samplers=2", marks=pytest.mark.slow),
         pytest.param("algo=impala sampler.batch_T=16", marks=pytest.mark.slow),
     ],
 )
@@ -43,6 +43,7 @@ def test_two_learners_learn_the_same_and_a_stopped_run_goes_on(
     assert played == set(range(8)), "each environment has its own number over all ranks and samplers"
 
 
+@pytest.mark.slow
 def test_the_seeds_of_environments_are_those_of_one_sampler(tmp_path: Path) -> None:
     found = []
     for name, given in {"two": "learners=2 runner.n_samplers=2", "one": ""}.items():

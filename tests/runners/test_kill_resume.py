@@ -102,7 +102,7 @@ def compare_with_kills(command: str, directory: Path, n_kills: int, seconds: flo
 
 def test_a_run_that_was_killed_twice_equals_one_that_was_not(tmp_path: Path) -> None:
     """6 s: two processes are started and killed."""
-    compare_with_kills(line("ppo-cartpole-serial", rows=12), tmp_path, 2, 0.3, 0)
+    compare_with_kills(line("ppo-cartpole-serial", rows=8), tmp_path, 2, 0.2, 0)
 
 
 @pytest.mark.slow

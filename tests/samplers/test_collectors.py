@@ -66,7 +66,9 @@ def in_turn(sampler: Collectors, n: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("config", [SERIAL, cpu.Config(batch_T=8, batch_B=4, n_workers=2)], ids=["serial", "cpu"])
+@pytest.mark.parametrize(
+    "config", [SERIAL, pytest.param(cpu.Config(batch_T=8, batch_B=4, n_workers=2), marks=pytest.mark.slow)]
+)
 def test_together_they_sample_what_one_sampler_of_all_environments_does(config: Any) -> None:
     with collectors(config=config) as (sampler, agent):
         found = in_turn(sampler, 6)
@@ -188,7 +190,7 @@ def test_levels_of_exploration_are_graded_over_the_environments_of_all(
 @pytest.mark.parametrize(
     "algo",
     [
-        "algo=ppo sampler.batch_T=16 algo.minibatches=2",
+        pytest.param("algo=ppo sampler.batch_T=16 algo.minibatches=2", marks=pytest.mark.slow),
         f"algo=dqn sampler.batch_T=4 {FEW} algo.prioritized=true",
     ],
 )
