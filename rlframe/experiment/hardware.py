@@ -64,7 +64,7 @@ def resolve(
     n = experiment.runner.sampler_count()
     n_workers = max(n_workers // n, 1) * n
     if experiment.sampler.undecided:
-        config, reason = _chosen(experiment, affinity, n_workers, tune)
+        config, reason = _choose_sampler(experiment, affinity, n_workers, tune)
         experiment, notes = chz.replace(experiment, sampler=config), (f"sampler: {reason}",)
     elif tune:
         raise ConfigError("tune_sampler=true measures the samplers that sampler=auto chooses from; leave out sampler=")
@@ -138,20 +138,20 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     return chz.replace(experiment, learners=way.learners, threads=way.threads), reason
 
 
-def _chosen(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> tuple[Any, str]:
+def _choose_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> tuple[Any, str]:
     """The config of the sampler, and the reason; of several that share the environments it is that of a part."""
     whole, n = experiment.sampler, experiment.runner.sampler_count()
     if n == 1:
-        choice = _choose(experiment, affinity, n_workers, tune)
+        choice = _choice_for(experiment, affinity, n_workers, tune)
         return choice.config, choice.reason
     part = chz.replace(experiment, sampler=whole.divided(n, "runner.n_samplers"))
     cores = replace(affinity, sampler_threads=max(1, affinity.sampler_threads // n))
-    choice = _choose(part, cores, n_workers // n, tune)
+    choice = _choice_for(part, cores, n_workers // n, tune)
     found = choice.config.with_workers(n * choice.config.worker_count())
     return chz.replace(found, batch_B=whole.batch_B), f"in each of {n}: {choice.reason}"
 
 
-def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.SamplerChoice:
+def _choice_for(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.SamplerChoice:
     config: auto.Config = experiment.sampler
     env = experiment.env_config()
     if experiment.runner.evolves:

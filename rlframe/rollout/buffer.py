@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core import spaces
-from rlframe.core.struct import Struct, Tree, leaves, map_tree
+from rlframe.core.struct import Struct, Tree, leaves, map_tree, write
 from rlframe.core.types import AgentInputs, Samples
 from rlframe.envs.base import EnvStep
 
@@ -91,6 +91,13 @@ class BatchBuffer(Struct):
 
     rows: EnvRows
     outputs: AgentOutputs
+
+    def copy(self, samples: Samples) -> None:
+        """Copy a batch of this size, of tensors or arrays."""
+        rows = self.rows
+        write(self.inputs(), samples.inputs)
+        write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
+        write(self.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
 
     def columns(self, lo: int, hi: int) -> BatchBuffer:
         """Views of environments lo to hi - 1."""

@@ -1,4 +1,4 @@
-"""AsyncRl: a sampler in its own process collects batches ahead while this process learns; `runner=async_rl`."""
+"""AsyncRl: samplers in processes of their own collect ahead while this process learns; `runner=async_rl`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class AsyncRl(Runner):
     def _receive(self) -> None:
         with self.log.timers("sampling"):
             batches = self.collect()
-        if self.sampler.posted_version:  # it has environments
+        if any(samples.valid.numel() for _, samples in batches):  # none where there are no environments
             staleness = self.updates - self._updates_of(self.sampler.version)
             self.staleness = max(self.staleness, staleness)
             self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
@@ -107,7 +107,7 @@ class AsyncRl(Runner):
 
 @chz.chz
 class AsyncRlConfig(RunnerConfig):
-    """AsyncRl: a sampler in its own process collects batches ahead while this process learns."""
+    """AsyncRl: samplers in processes of their own collect batches ahead while this process learns."""
 
     runner_class = AsyncRl
     samples_in_background = True

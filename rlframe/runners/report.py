@@ -207,7 +207,8 @@ def report(runner: Runner) -> dict[str, float]:
 
 def _evaluate_if_due(runner: Runner) -> tuple[dict[str, float], list[Result]]:
     with runner.log.timers("evaluating"):
-        ending, stop, runner.evaluations.updates = bool(runner.end_reason), runner.stop.__bool__, runner.updates
+        ending, stop = bool(runner.end_reason), runner.stop.__bool__
+        runner.evaluations.updates = runner.updates
         return runner.evaluations.make(runner.now, runner.step, ending, runner.evaluate, stop)
 
 

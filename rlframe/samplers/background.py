@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import os
 import signal
 import time
@@ -21,11 +20,11 @@ from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, Stopped
 from rlframe.core.ranks import SamplerRank, use_ranks
 from rlframe.core.seeding import Role, generators, pack_state, seed_int
-from rlframe.core.struct import Struct, write
+from rlframe.core.struct import Struct
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.models.encoders import has_images
-from rlframe.rollout.buffer import AgentOutputs, BatchBuffer
+from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, SourceAhead, WorkersConfig
@@ -36,6 +35,7 @@ from rlframe.system.service import RestartBudget, Service, Supervision
 from rlframe.system.shared import Shared, make_shared_parameters, post_parameters
 from rlframe.system.worker_main import PROGRESS, ParentLink
 
+SUPERVISION = Supervision(120.0, 10, name="sampler")  # where none is given
 _LOAD_NOISE = 1  # command besides FILL; only before the first FILL
 _MESSAGE_INTERVAL_S = 1.0  # between messages with the sampler's counters
 _CLOSE_S = 5.0  # for the process and its workers to end by themselves
@@ -82,7 +82,7 @@ class BackgroundProcess(Service):
             ConfigError: invalid arguments.    EnvError: an environment could not be made.
             WorkersFailed: too many processes died.
         """
-        self.supervision = supervision or Supervision(120.0, 10, name="sampler")
+        self.supervision = supervision or SUPERVISION
         workers_s = config.timeout_s if isinstance(config, WorkersConfig) else 0.0
         if self.supervision.timeout_s <= workers_s:
             raise ConfigError(
@@ -235,26 +235,24 @@ class BackgroundSampler(SourceAhead):
         return {"n_slots": len(self.ring.slots)}
 
     def check(self, waited_s: float = 0.0) -> None:
-        """Replace the process if it has died, or hangs after waiting for it so long again; raises as `collect`."""
+        """Replace the process if it has died, or hangs, which so many more seconds count for; raises as `collect`."""
         if self._started and not self.ready:
             try:
-                self.process.child.check(waited_s, self._timeout_s if waited_s else math.inf)
+                self.process.child.check(waited_s, self._timeout_s)
             except ChildDied as death:
                 self._replace(death)
 
     def start(self) -> None:
-        """Let the process collect; the first `collect` does."""
+        """Let the process collect, if it does not yet; the first `collect` does it."""
         if not self._started:
-            self._start()
-
-    def _start(self) -> None:
-        self._started = True
-        self.ring.start(self.process.child)
+            self._started = True
+            self.ring.start(self.process.child)
 
     def _replace(self, death: ChildDied) -> None:
         self._previous_restarts += self._counters.pop("sampler/restarts", 0.0)
         self.process.replace(death)
-        self._start()
+        self._started = False
+        self.start()
 
     def trajectories(self) -> list[Trajectory]:
         finished, self._finished = self._finished, []
@@ -376,10 +374,8 @@ class _SlotFiller:
         self.heartbeat[0] = -1 - self.n_batches
         if self.copies.refresh():
             self.sampler.refresh(self.agent)
-        samples, rows = self.sampler.collect(), slot.batch.rows
-        write(slot.batch.inputs(), samples.inputs)
-        write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
-        write(slot.batch.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
+        samples = self.sampler.collect()
+        slot.batch.copy(samples)
         slot.version[0] = self.copies.version
         slot.numbers[...] = samples.n_env_steps, samples.start, samples.stream
         slot.has_message[0] = self._send_message()

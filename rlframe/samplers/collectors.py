@@ -14,7 +14,7 @@ from rlframe.agents import Agent
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.rollout.cpu_worker import parameters
-from rlframe.samplers.background import BackgroundProcess, BackgroundSampler
+from rlframe.samplers.background import SUPERVISION, BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import SourceAhead
 from rlframe.system.process import SLICE_S
 from rlframe.system.service import Supervision
@@ -44,7 +44,7 @@ class CollectorProcesses:
             ConfigError: the environments or workers cannot be divided by n, and as BackgroundProcess.
         """
         self.config, self.env, self.seed = config, env, seed
-        watched = supervision or Supervision(120.0, 10, name="sampler")
+        watched = supervision or SUPERVISION
         part = config.divided(n, "runner.n_samplers")
         w = part.worker_count()
         self.processes: list[BackgroundProcess] = []
@@ -69,11 +69,11 @@ class CollectorProcesses:
 
 
 class Collectors(SourceAhead):
-    """Returns the batches of several BackgroundSamplers, each when it is ready, and none twice in a row before others.
+    """Returns the batches of several BackgroundSamplers as they are ready, in turn if several are.
 
     Each acts for its own environments, with the newest parameters at the start of a batch, and waits for nobody else.
-    A batch has the environments of one of them, its stream, and their indices are those that one sampler of all
-    environments gives.
+    A batch has the environments of one sampler, in a stream of its own. Environments have the numbers, and so the seeds
+    and levels of exploration, that they have in one sampler of all.
     """
 
     def __init__(self, processes: CollectorProcesses, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:

@@ -11,8 +11,9 @@ import contextlib
 import copy
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import chz
@@ -22,14 +23,14 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import count, number, positive
-from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.errors import ReadableError
 from rlframe.core.parts import ROOTS, part
 from rlframe.core.ranks import SamplerRank, current_ranks, use_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import as_numpy, write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
-from rlframe.rollout.buffer import AgentOutputs, BatchBuffer
+from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.cpu_worker import parameters
 from rlframe.rollout.inference import empty_batch
 from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
@@ -75,8 +76,7 @@ class Actor:
         """A batch with these parameters."""
         with use_ranks(self.ranks):
             if version != self.version:
-                for name, tensor in parameters(self.agent).items():
-                    tensor.copy_(torch.from_numpy(np.array(values[name])))
+                write(parameters(self.agent), values)
                 self.version = version
                 self.sampler.refresh(self.agent)
             samples = self.sampler.collect().map(as_numpy)
@@ -104,13 +104,9 @@ class Config(SamplerConfig):
 
     def part_of(self) -> Any:
         """The sampler in each actor."""
-        if self.batch_B % self.n_samplers:
-            raise ConfigError(
-                f"sampler.n_samplers={self.n_samplers} must divide sampler.batch_B={self.batch_B}: each steps a part"
-            )
-        own = {name: getattr(self, name) for name in chz.chz_fields(SamplerConfig)}
+        mine = self.divided(self.n_samplers, "sampler.n_samplers")
         inner = self.inner if self.inner.worker_count() >= 0 else self.inner.with_workers(1)
-        return chz.replace(inner, **{**own, "batch_B": self.batch_B // self.n_samplers})
+        return chz.replace(inner, **{name: getattr(mine, name) for name in chz.chz_fields(SamplerConfig)})
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> RayActors:
         ranks = current_ranks()
@@ -180,6 +176,15 @@ class RayActors:
         """A reference to the next batch of an actor."""
         return self.actors[i].collect.remote(self.version, self._parameters)
 
+    def sure(self, i: int, reference: Any, again: Callable[[], Any], timeout_s: float = _CALL_S) -> Any:
+        """The value of a call of actor i; that of `again()` if the actor dies or takes too long, and is replaced."""
+        while True:
+            try:
+                return self.get(reference, timeout_s)
+            except self.deaths as error:
+                self.replace(i, error)
+                reference = again()
+
     def replace(self, i: int, error: Exception) -> None:
         """Start another actor; raises WorkersFailed if too many have died."""
         with contextlib.suppress(Exception):
@@ -217,11 +222,8 @@ class _Batches:
 
     def take(self, i: int, result: Result, into: BatchBuffer) -> None:
         """Copy the batch of an actor into memory of its size."""
-        samples, rows = result.samples, into.rows
-        write(into.inputs(), samples.inputs)
-        write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
-        write(into.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
-        first = i * samples.valid.shape[1]
+        into.copy(result.samples)
+        first = i * result.samples.valid.shape[1]
         self._finished += [replace(each, env=first + each.env) for each in result.trajectories]
         self._counters[i], self._actors.early[i] = result.counters, 0
 
@@ -239,7 +241,13 @@ class _Batches:
 
     def noise(self) -> list[Any]:
         """The states of all noise generators, in the order of environments."""
-        return [state for actor in self._actors.actors for state in self._actors.get(actor.noise.remote())]
+        of = self._actors
+
+        def ask(i: int) -> Any:
+            return of.actors[i].noise.remote()
+
+        found = [of.sure(i, ask(i), partial(ask, i)) for i in range(len(of.actors))]
+        return [state for own in found for state in own]
 
     def load_noise(self, noise: list[Any]) -> None:
         n = len(noise) // len(self._actors.actors)
@@ -265,24 +273,14 @@ class RaySampler(Sampler):
 
     def collect(self) -> Samples:
         references = [self.actors.ask(i) for i in range(len(self._columns))]
-        n_env_steps, n_restarts = 0, self.actors.restarts.n
+        n_env_steps, n_restarts, limit_s = 0, self.actors.restarts.n, self.config.timeout_s
         for i, (reference, columns) in enumerate(zip(references, self._columns, strict=True)):
-            result = self._result(i, reference)
+            result = self.actors.sure(i, reference, partial(self.actors.ask, i), limit_s)
             self._batches.take(i, result, columns)
             n_env_steps += result.samples.n_env_steps
         start = self._end + (self.actors.restarts.n > n_restarts)  # a gap, where open episodes are cut
         self._end = start + self.batch_spec.T
         return replace(self._samples, n_env_steps=n_env_steps, start=start)
-
-    def _result(self, i: int, reference: Any) -> Result:
-        while True:
-            try:
-                found: Result = self.actors.get(reference, self.config.timeout_s)
-            except self.actors.deaths as error:
-                self.actors.replace(i, error)
-                reference = self.actors.ask(i)
-            else:
-                return found
 
     def trajectories(self) -> list[Trajectory]:
         return self._batches.trajectories()

@@ -20,7 +20,6 @@ from rlframe.study.plan import PlannedRun
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
 PRUNED = "pruned"  # by a search
-FINISHED = (DONE, FAILED, PRUNED)
 _FORMAT = 2
 _ROWS = 8  # of the tail
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width

@@ -25,12 +25,12 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.study.plan import SEARCH, PlannedRun, split_values
 from rlframe.study.queue import MoreRuns
-from rlframe.study.record import DONE, FINISHED, PRUNED, RETURNS, Status
+from rlframe.study.record import DONE, PRUNED, RETURNS, Status, size_and_time
 
 JOURNAL = "search.journal"  # in the study's directory
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 _SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes"), ("none", "median", "asha", "wilcoxon")
-_KINDS = {"uniform": 2, "loguniform": 2, "int": 2, "logint": 2, "choice": 0}  # arguments; 0: any number
+_KINDS = ("uniform", "loguniform", "int", "logint", "choice")
 _FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*")
 _DIGITS = 6  # of a number in a word
 
@@ -77,7 +77,7 @@ def read_distribution(name: str, text: str) -> Distribution:
     if not match or kind not in _KINDS:
         raise ConfigError(
             f"{name}={text:.200} needs one of uniform(LOW,HIGH), loguniform(LOW,HIGH), int(LOW,HIGH), logint(LOW,HIGH) "
-            f"and choice(VALUE,VALUE,...){nearest(kind, tuple(_KINDS)) if kind else ''}"
+            f"and choice(VALUE,VALUE,...){nearest(kind, _KINDS) if kind else ''}"
         )
     values = split_values(match[2])
     if kind == "choice":
@@ -119,14 +119,8 @@ class SearchPlan:
         n_trials = given.count("n_runs", 32)
         if not 1 <= n_trials <= 5_000:
             raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
-        chosen = {"searcher": ("tpe", _SEARCHERS), "pruner": ("none", _PRUNERS)}
-        for key, (default, known) in chosen.items():
-            value = given.text(key, default)
-            if value not in known:
-                raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")
-            chosen[key] = (value, known)
-        metric = given.text("metric", RETURNS[0])
-        return cls(space, n_trials, tuple(seeds), chosen["searcher"][0], chosen["pruner"][0], metric)
+        searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
+        return cls(space, n_trials, tuple(seeds), searcher, pruner, given.text("metric", RETURNS[0]))
 
     def describe(self) -> str:
         """The space, for the preview of a study."""
@@ -144,6 +138,14 @@ class SearchPlan:
         return self.metric.removeprefix("-")
 
 
+def _one_of(key: str, given: KeyValues, known: Sequence[str]) -> str:
+    """The value of a word; the first that is known if it is not given."""
+    value = given.text(key, known[0])
+    if value not in known:
+        raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")
+    return value
+
+
 MakeRuns = Callable[[str, Mapping[str, str]], Sequence[PlannedRun]]  # of a trial, from its name and its words
 
 
@@ -157,15 +159,17 @@ class Search(MoreRuns):
             ConfigError: Optuna or what it needs is missing, or the journal is that of another search.
         """
         self.plan, self._make_runs = plan, make_runs
-        with quiet():
+        with _quiet():
             self._optuna = _imported(plan)
             self._study = self._opened(directory / JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
         self._runs: dict[str, list[PlannedRun]] = {}
-        self._scores: dict[str, dict[int, float]] = {}  # by setting and run_ID; nan: failed
+        self._scores: dict[str, dict[int, float]] = {}  # by setting and run_ID; nan: pruned
         self._reasons: dict[str, str] = {}  # why a trial is pruned, by setting
         self._rows: dict[str, int] = {}  # that were reported of a run
+        self._seen: dict[str, tuple[int, int]] = {}  # size and time of a run's log when it was last read
+        self._columns: list[str] = []  # of the newest log
 
     def _opened(self, path: Path) -> Any:
         optuna, plan = self._optuna, self.plan
@@ -200,7 +204,7 @@ class Search(MoreRuns):
 
     def started(self) -> list[PlannedRun]:
         """The runs of all trials so far, in order."""
-        with quiet():
+        with _quiet():
             for frozen in self._study.get_trials(deepcopy=False):
                 running = frozen.state == self._optuna.trial.TrialState.RUNNING
                 self._add(frozen.number, frozen.params, frozen._trial_id if running else None)
@@ -218,34 +222,39 @@ class Search(MoreRuns):
         """The runs of the next trial; none if there are enough trials."""
         if len(self._runs) >= self.plan.n_trials:
             return []
-        with quiet():
+        with _quiet():
             trial = self._study.ask(self._distributions)
             return self._add(trial.number, trial.params, trial._trial_id)
 
     def finished(self, run: PlannedRun, status: Status) -> None:
-        """Note a run that has ended, and tell Optuna of the trial if it was the last one."""
+        """Note a run that has ended, and tell Optuna of the trial if it was the last one.
+
+        A trial of which a run fails, or has no score, stays open: the run is tried again when the study is continued.
+        """
         trial = self._trials.get(run.setting)
-        if trial is None or status.state not in FINISHED:
+        if trial is None or status.state not in (DONE, PRUNED):
             return
         scores = self._scores[run.setting]
         scores[run.run_ID] = self._score(run) if status.state == DONE else math.nan
-        with quiet():
+        if status.state == PRUNED:  # by this search, or before it was continued
+            self._reasons.setdefault(run.setting, status.reason)
+        with _quiet():
             if self.plan.pruner == "wilcoxon" and math.isfinite(scores[run.run_ID]):
                 trial.report(scores[run.run_ID], self.plan.seeds.index(run.run_ID))
                 if trial.should_prune():
                     self._reasons[run.setting] = "pruned: worse than the best trial, by Wilcoxon's test over seeds"
             if len(scores) < len(self._runs[run.setting]):
                 return
-            self._tell(run.setting, trial, status)
+            self._tell(run.setting, trial)
 
-    def _tell(self, setting: str, trial: Any, status: Status) -> None:
-        states, values = self._optuna.trial.TrialState, np.array(list(self._scores[setting].values()))
-        if setting in self._reasons or status.state == PRUNED:
-            self._study.tell(trial, state=states.PRUNED)
+    def _tell(self, setting: str, trial: Any) -> None:
+        values = np.array(list(self._scores[setting].values()))
+        if setting in self._reasons:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         elif np.isfinite(values).all():
             self._study.tell(trial, float(center(values[:, None], "iqm")[0]))
         else:
-            self._study.tell(trial, state=states.FAIL)
+            return
         del self._trials[setting]
 
     def _score(self, run: PlannedRun) -> float:
@@ -255,9 +264,11 @@ class Search(MoreRuns):
     def _values(self, run: PlannedRun) -> np.ndarray:
         """The metric of a run in its log so far."""
         try:
-            values = read_run(run.directory).columns.get(self.plan.column, np.empty(0))
-        except (ConfigError, OSError):
+            columns = read_run(run.directory).columns
+        except (ConfigError, OSError):  # it has none yet
             return np.empty(0)
+        self._columns = list(columns)
+        values = columns.get(self.plan.column, np.empty(0))
         return values[np.isfinite(values)]
 
     def reason_to_stop(self, run: PlannedRun) -> str:
@@ -266,11 +277,15 @@ class Search(MoreRuns):
         if trial is None or run.setting in self._reasons or self.plan.pruner not in ("median", "asha"):
             return self._reasons.get(run.setting, "")
         if run.run_ID == self.plan.seeds[0]:  # the other seeds go on if the first does
-            with quiet():
+            with _quiet():
                 self._report(run, trial)
         return self._reasons.get(run.setting, "")
 
     def _report(self, run: PlannedRun, trial: Any) -> None:
+        seen = size_and_time(run.directory / "progress.csv")
+        if seen == self._seen.get(run.name):
+            return
+        self._seen[run.name] = seen
         values, n = self._values(run), self._rows.get(run.name, 0)
         for step, value in enumerate(values[n:], n):
             trial.report(float(value), step)
@@ -283,6 +298,9 @@ class Search(MoreRuns):
     def describe_best(self) -> str:
         """The score and the words of the best trial."""
         complete = self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.COMPLETE])
+        if not complete and self._columns and self.plan.column not in self._columns:
+            hint = nearest(self.plan.column, self._columns)
+            return f"no trial has a score: metric={self.plan.metric} is in no log{hint}; begin anew with another"
         if not complete:
             return "no trial is complete"
         found = (min if self.plan.lower_is_better else max)(complete, key=lambda each: each.value)
@@ -306,7 +324,7 @@ def _imported(plan: SearchPlan) -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Without what Optuna says of methods that it calls experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from rlframe.study.plan import (
 )
 from rlframe.study.queue import MoreRuns, Queue, QueueOptions
 from rlframe.study.record import DONE, FAILED, StudyRecord
-from rlframe.study.search import Search
+from rlframe.study.search import MakeRuns, Search, SearchPlan
 from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
 from rlframe.system.affinity import read_topology
 
@@ -44,12 +44,16 @@ class Study:
     runs: tuple[PlannedRun, ...]
     facts: Mapping[str, Any]  # for experiment.json
     resume_hint: str  # how to continue it
+    search: SearchPlan | None = None  # which finds the settings of further runs
+    make_runs: MakeRuns | None = None  # of a trial of the search
+
+    @property
+    def n_runs(self) -> int:
+        """With those of all trials."""
+        return len(self.runs) if self.search is None else self.search.n_trials * len(self.search.seeds)
 
 
-MakeSearch = Callable[[Path], Search]  # in the study's directory
-
-
-def execute(study: Study, slots: Sequence[Slot], options: QueueOptions, make_search: MakeSearch | None = None) -> int:
+def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
     """Run all runs that are not done, and those of a search; returns the exit status: 0, or 1 if a run failed.
 
     Raises:
@@ -57,7 +61,7 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions, make_sea
         Interrupted: a signal stopped the queue; its runs have written their snapshots.
     """
     with closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
-        search = make_search(study.directory) if make_search else None
+        search = Search(study.search, study.directory, study.make_runs) if study.search and study.make_runs else None
         if search is not None:
             study = replace(study, runs=tuple(search.started()))
             record.add(study.runs)
@@ -95,14 +99,14 @@ def _summarize(study: Study, record: StudyRecord) -> None:
 
 def preview(study: Study, slots: Sequence[Slot]) -> str:
     """The slots and the runs in their order, as `dry_run=true` prints them."""
-    lines = [f"study: {study.directory}, {pluralize(len(study.runs), 'run')}"]
+    lines = [f"study: {study.directory}, {pluralize(study.n_runs, 'run')}"]
     lines += [describe_slots(slots), *(["runs, in this order:"] if study.runs else [])]
     width = max((len(run.name) for run in study.runs), default=0)
     for index, run in enumerate(study.runs):
         first = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
         arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())
         lines.append(f"  {run.name:<{width}}  {first:<18}  {arguments}".rstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *([study.search.describe()] if study.search else [])])
 
 
 def run_study(

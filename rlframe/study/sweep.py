@@ -37,7 +37,7 @@ from rlframe.study.plan import (
 )
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
-from rlframe.study.search import SEARCH_KEYS, Search, SearchPlan, check_examples, read_distribution
+from rlframe.study.search import SEARCH_KEYS, SearchPlan, check_examples, read_distribution
 from rlframe.study.study import Study, execute, preview
 from rlframe.system.affinity import read_topology
 
@@ -66,38 +66,42 @@ def run_sweep(words: KeyValues, check: Check) -> int:
         command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
     shared = _shared(experiments)
     options = QueueOptions(shared.count("retries", 0), float(shared.count("stall_s", int(QueueOptions.stall_s))))
-    if any(name.startswith(SEARCH) for words_ in experiments.values() for name in words_):
-        return _run_search(experiments, command, check, options, resume, trust, dry_run)
-    if unused := [key for key in SEARCH_KEYS if key in given]:
+    searches = any(name.startswith(SEARCH) for each in experiments.values() for name in each)
+    if not searches and (unused := [key for key in SEARCH_KEYS if key in given]):
         raise ConfigError(f"{unused[0]}={given[unused[0]]} is for a search: give it some search.KEY=uniform(LOW,HIGH)")
-    checked = _checked(_make_runs(experiments, Path(), trust), check)
-    log_dir = resume or shared.text("log_dir")
-    directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
-    runs = _make_runs(experiments, directory, trust)
-    facts = {"command": command, "experiments": experiments, "grid": plan.varied(runs)}
-    study = Study(directory, runs, {**facts, "config": _common_config(checked)}, f"resume={directory}")
+
+    def place(checked: Sequence[Experiment]) -> Path:
+        log_dir = resume or shared.text("log_dir")
+        return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
+
+    study, checked = (_searched if searches else _swept)(experiments, check, trust, place)
+    facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
+    study = replace(study, facts={**facts, "config": _common_config(checked)})
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
-    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), len(runs), on_gpu)
+    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), study.n_runs, on_gpu)
     if dry_run:
         print(preview(study, slots))
         return 0
     return execute(study, slots, options)
 
 
-def _run_search(
-    experiments: Experiments,
-    command: list[str],
-    check: Check,
-    options: QueueOptions,
-    resume: str,
-    trust: bool,
-    dry_run: bool,
-) -> int:
-    """As run_sweep, for a study whose settings are searched."""
+Place = Callable[[Sequence[Experiment]], Path]  # the directory of a study of these configs
+Planned = tuple[Study, list[Experiment]]  # a study and the configs of its runs, or of some of a search
+
+
+def _swept(experiments: Experiments, check: Check, trust: bool, place: Place) -> Planned:
+    """The study of all settings of a grid."""
+    checked = _checked(_make_runs(experiments, Path(), trust), check)
+    directory = place(checked)
+    return Study(directory, _make_runs(experiments, directory, trust), {}, f"resume={directory}"), checked
+
+
+def _searched(experiments: Experiments, check: Check, trust: bool, place: Place) -> Planned:
+    """The study of settings that are searched."""
     if len(experiments) > 1:
         raise ConfigError(f"a search is of one experiment, not of {', '.join(experiments)}; make a study of each")
-    ((_, words),) = experiments.items()
-    grid, shared = _grid({key: x for key, x in words.items() if not key.startswith(SEARCH)}), _shared(experiments)
+    (words,) = experiments.values()
+    grid = _grid({key: x for key, x in words.items() if not key.startswith(SEARCH)})
     if grid.zipped or grid.swept.keys() - {"seed"}:
         raise ConfigError("a search has no sweep. or zip. but for the seeds of each trial (repeats=3, sweep.seed=)")
     seeds = grid.swept.get("seed", (words.get("seed", "0"),))
@@ -108,23 +112,14 @@ def _run_search(
     not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
     base = {key: x for key, x in words.items() if key not in not_of_runs and bare_key(key) == key}
     checked = check_examples(search, lambda values: check({**base, **values}))
-    directory = Path(resume or shared.text("log_dir") or dated(_title(words, checked))).expanduser().absolute()
-    template = run_template(trust)
+    directory, template = place(checked), run_template(trust)
 
     def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
         of_trial = [{**base, **values, "seed": str(seed)} for seed in search.seeds]
         runs = [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
         return runs if trust else [trusting_itself(run) for run in runs]
 
-    n_runs = search.n_trials * len(search.seeds)
-    on_gpu = any(experiment.device != "cpu" for experiment in checked)
-    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), n_runs, on_gpu)
-    facts = {"command": command, "experiments": experiments, "grid": {}, "config": _common_config(checked)}
-    study = Study(directory, (), facts, f"resume={directory}")
-    if dry_run:
-        print(preview(study, slots) + "\n" + search.describe())
-        return 0
-    return execute(study, slots, options, lambda where: Search(search, where, make_runs))
+    return Study(directory, (), {}, f"resume={directory}", search, make_runs), checked
 
 
 def _shared(experiments: Experiments) -> KeyValues:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +20,7 @@ from rlframe.core.config import count, number, option
 from rlframe.core.errors import ConfigError
 
 _GB = 1e9
+_KNOCK_S = 5.0
 _LOOK_S = 2.0  # between looks at the processes of Ray
 _watching: list[Any] = []  # the process that does, and our end of its line
 
@@ -52,9 +55,10 @@ def connect(options: RayOptions) -> None:
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will have it; it warns otherwise
     try:
         if options.address:
+            _knock(options.address)
             ray.init(options.address, log_to_driver=False, logging_level=logging.ERROR)
             return
         n = options.num_cpus or len(os.sched_getaffinity(0))
@@ -71,34 +75,55 @@ def connect(options: RayOptions) -> None:
                 cluster.add_node(**each)
             ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            ray.init(**each, **quiet)
+            ray.init("local", **each, **quiet)  # also where another run has one
         _watch()
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError(f"no Ray cluster at ray.address={options.address or 'this machine'}: {what}") from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError unless something answers at host:port; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "//" not in address:
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
 
 
 def _watch() -> None:
     """Start a process that ends the cluster of this machine if this process is killed; some of Ray's would stay."""
     line, mine = os.pipe()
-    command = [sys.executable, "-c", f"from rlframe.system.cluster import end_with; end_with({os.getpid()})"]
-    streams = {"stdin": line, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    _watching.append(subprocess.Popen(command, start_new_session=True, **streams))  # type: ignore[call-overload]
+    family = [os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))]
+    command = [sys.executable, "-c", f"from rlframe.system.cluster import end_with; end_with({family})"]
+    no = subprocess.DEVNULL
+    _watching.append(subprocess.Popen(command, stdin=line, stdout=no, stderr=no, start_new_session=True))
     os.close(line)
     _watching.append(mine)  # closes when we end
 
 
-def end_with(pid: int) -> None:
-    """Wait until standard input ends, which is when the process `pid` has ended, and then kill what it had of Ray."""
+def end_with(family: Sequence[int]) -> None:
+    """Wait until standard input ends, as the first of these processes does, and then kill what they had of Ray."""
     found: dict[int, psutil.Process] = {}
-    while not select.select([0], [], [], _LOOK_S)[0]:
+    for pid in family:
         with suppress(psutil.Error):
-            found |= {each.pid: each for each in psutil.Process(pid).children(recursive=True)}
+            found[pid] = psutil.Process(pid)
+    owner, wait_s = found.get(family[0]), 0.0
+    while owner and not select.select([0], [], [], wait_s)[0]:
+        found |= _below(owner)
+        wait_s = min(2 * wait_s + 0.25, _LOOK_S)  # its processes start one another in the first seconds
+    for process in list(found.values()):
+        found |= _below(process)
     time.sleep(_LOOK_S)  # most end by themselves
     for process in found.values():
         with suppress(psutil.Error):
             if process.is_running() and "ray" in " ".join(process.cmdline()[:2]):
                 process.kill()
+
+
+def _below(process: psutil.Process) -> dict[int, psutil.Process]:
+    """Its children and theirs, by process id; none if it has ended."""
+    with suppress(psutil.Error):
+        return {each.pid: each for each in process.children(recursive=True)}
+    return {}
 
 
 def check_room(n_actors: int, cpus: float, setting: str) -> None:

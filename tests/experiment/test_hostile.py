@@ -278,7 +278,7 @@ SLOW |= {f".progress.csv.new as {name}" for name in ("loop", "endless", "folder"
 SLOW |= {f"lock.json as {name}" for name in ("loop", "folder", "hardlink")} | {"manifest pickle"}
 
 
-FAST = [name for name in ATTACKS if name not in SLOW][::2]  # each other one is slow, as they are much alike
+FAST = [name for name in ATTACKS if name not in SLOW][::2]  # every second one is slow, since many are alike
 
 
 @pytest.mark.parametrize("name", variants(ATTACKS, FAST))

@@ -211,7 +211,7 @@ def test_deaths_of_workers_are_handled_in_the_process_and_counted(tmp_path: Path
 
 def test_closing_interrupts_a_long_batch() -> None:
     with remote("cpu", {"pace_s": 5.0}) as (sampler, _):  # a batch takes 80 s
-        sampler._start()
+        sampler.start()
         start = time.monotonic()
         sampler.close()
         sampler.close()

@@ -44,6 +44,10 @@ def ray() -> Iterator[Any]:
     found.shutdown()
 
 
+def ray_address(ray: Any) -> str:
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def with_cluster(test: Any) -> Any:
     for mark in of_cluster:
         test = mark(test)
@@ -87,6 +91,8 @@ def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytes
         assert batch.start == 9, "a gap, so that open episodes are cut"
         assert batch.inputs.first[0, 2:].all(), "new episodes"
         assert sampler.counters()["sampler/restarts"] == 1
+        ray.kill(made.actors[0])
+        assert len(sampler.state_dict()["noise"]) == 4, "a snapshot does not fail by a death"
     assert "actor 1 of sampler=ray: ActorDiedError; restarted with fresh seeds" in caplog.text
 
 
@@ -133,6 +139,25 @@ RUN = (
     "env=CartPole-v1 sampler=ray sampler.cpus=0.5 sampler.batch_B=4 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 "
     "eval.n_workers=0 runner.n_steps=640 runner.log_interval_steps=160"
 )
+
+
+def test_an_address_at_which_nothing_answers_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=r"no Ray cluster at ray.address=127.0.0.1:9: .*refused"):
+        connect(RayOptions(address="127.0.0.1:9"))
+
+
+@with_cluster
+def test_pretended_nodes_and_a_running_cluster_give_the_samples_of_this_machines(ray: Any, tmp_path: Path) -> None:
+    rows = []
+    ways = (["ray.num_cpus=1", "ray.fake_nodes=2"], ["ray.num_cpus=2"], [f"ray.address={ray_address(ray)}"])
+    for i, given in enumerate(ways):
+        command = [sys.executable, "-m", "rlframe.launch", "algo=ppo", *RUN.split(), "sampler.cpus=0.1", *given]
+        words_ = {word.partition("=")[0]: word for word in command[3:]}
+        run = [*command[:3], *words_.values(), "compile=false", "affinity=none", f"log_dir={tmp_path / str(i)}"]
+        subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+        rows.append(log(tmp_path / str(i) / "run_0")[-1])
+    assert rows[0] == rows[1] == rows[2]
 
 
 def test_a_number_that_does_not_divide_is_refused() -> None:

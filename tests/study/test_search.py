@@ -109,14 +109,38 @@ def test_a_search_goes_on_with_the_trials_that_it_had(tmp_path: Path) -> None:
         search_in(tmp_path, SearchPlan.read({"search.x": "uniform(0,2)"}, [0]))
 
 
-def test_a_failed_run_fails_its_trial_and_one_that_waits_does_not(tmp_path: Path) -> None:
-    search = search_in(tmp_path, plan_of(n_runs="2"))
-    (run,) = search.more()
-    search.finished(run, Status(WAITING))
-    assert search._trials
-    search.finished(run, Status(FAILED))
-    assert not search._trials
+def test_a_trial_with_a_failed_run_stays_open_and_the_run_is_tried_again(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of((0, 1), n_runs="1"))
+    one, other = search.more()
+    write_log(one, [4.0])
+    search.finished(one, Status(DONE))
+    search.finished(other, Status(WAITING))
+    search.finished(other, Status(FAILED))
     assert search.describe_best() == "no trial is complete"
+    again = search_in(tmp_path, plan_of((0, 1), n_runs="1"))
+    assert again.started() == [one, other]
+    write_log(other, [6.0])
+    for run in (one, other):
+        again.finished(run, Status(DONE))
+    assert "trial_0, eval/return_mean 5:" in again.describe_best()
+
+
+def test_a_trial_that_was_pruned_before_a_stop_stays_pruned(tmp_path: Path) -> None:
+    one, other = search_in(tmp_path, plan_of((0, 1), n_runs="1")).more()
+    search = search_in(tmp_path, plan_of((0, 1), n_runs="1"))
+    search.started()
+    search.finished(one, Status(PRUNED, reason="pruned by median"))
+    assert search.reason_to_stop(other) == "pruned by median"
+    search.finished(other, Status(PRUNED))
+    assert not search._trials
+
+
+def test_a_metric_that_no_log_has_is_named_with_the_nearest(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="1", metric="eval/retrun_mean"))
+    (run,) = search.more()
+    write_log(run, [1.0])
+    search.finished(run, Status(DONE))
+    assert "metric=eval/retrun_mean is in no log; did you mean eval/return_mean" in search.describe_best()
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha"])
