@@ -38,7 +38,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, sampler: Any, threads: int) -> list[
         measured.append("threads")
         return Way(1, threads), "measured"
 
-    monkeypatch.setattr(hardware, "_choose", of_samplers)
+    monkeypatch.setattr(hardware, "_choice_for", of_samplers)
     monkeypatch.setattr(hardware, "fastest", of_threads)
     monkeypatch.setattr(hardware, "ways_to_learn", lambda *_: [])
     return measured
