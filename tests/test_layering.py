@@ -18,6 +18,7 @@ PACKAGE = ROOT / "rlframe"
 LAYERS: list[set[str]] = [
     {"core"},
     {"ops", "kernels", "distributions", "optimizers", "system", "record"},
+    {"data"},
     {"envs", "models", "replay", "integrations"},
     {"critics", "exploration"},
     {"agents"},
@@ -36,6 +37,7 @@ ALLOWED["kernels"] = {"kernels", "core"}
 ALLOWED["optimizers"] = {"optimizers", "kernels", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
+ALLOWED["data"] = {"data", "record", "core"}
 ALLOWED["rewards"] -= {"rollout", "replay", "system"}
 ALLOWED["integrations"] = {"integrations", "record", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}

@@ -22,7 +22,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import current_ranks
-from rlframe.envs import atari, envpool, gymnasium_vector
+from rlframe.envs import atari, envpool, gymnasium_vector, none
 from rlframe.envs.base import EnvConfig, Envs, ScaledRewards
 from rlframe.envs.python import PythonEnvs
 from rlframe.envs.wrappers import load_wrappers, wrapped_maker
@@ -30,6 +30,7 @@ from rlframe.system.machine import n_cpus
 
 Target = EnvSpec | Callable[..., Any]  # what an id stands for
 
+NO_ENV = none.NAME
 BACKENDS = ("auto", "native", "envpool", "python")
 _EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "pygame": "video", "envpool": "envpool"}
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "ale_py": "atari"}

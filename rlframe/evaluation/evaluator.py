@@ -17,7 +17,7 @@ from rlframe.core.config import AUTO, count, count_or_auto, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
-from rlframe.core.types import Trajectory
+from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.evaluation.film import FilmConfig, Films
 from rlframe.evaluation.report import summarize
@@ -77,6 +77,10 @@ Result = tuple[int, dict[str, float]]  # env_steps of the agent, and its metrics
 
 def never() -> bool:
     return False
+
+
+def ignore(samples: Samples, plays: Sequence[bool]) -> None:
+    """The batches of an evaluation that nobody records."""
 
 
 class BaseEvaluator(ABC):
@@ -168,6 +172,7 @@ class Evaluator(BaseEvaluator):
         seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
         self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
         self.agent = agent
+        self.on_batch: Callable[[Samples, Sequence[bool]], None] = ignore  # with the environments whose episodes count
         with agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
             film = FilmConfig(1, seed, config.explore, config.max_length)
             self.films = Films(0 if rank else config.video_every, self.env, agent, film)
@@ -213,7 +218,7 @@ class Evaluator(BaseEvaluator):
             if stop():
                 return [], False
             try:
-                self.collector.collect()
+                self.on_batch(self.collector.collect(), plays)
             except EnvError as error:
                 raise EnvError(f"in evaluation, {error}") from error.__cause__
             for trajectory in tracker.pop():

@@ -18,14 +18,17 @@ from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
+from rlframe.data.writing import check_can_write
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
+from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -34,6 +37,7 @@ from rlframe.rewards import rewards_for
 from rlframe.rollout.inference import rows_keep_their_bits
 from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
+from rlframe.runners.recording import Recorder, facts_of, named_for
 from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
 from rlframe.samplers.collectors import CollectorProcesses, Collectors
@@ -136,24 +140,50 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
             learner = Learner(agent, algo, rewards_for(sampler, algo))
-            runner = experiment.runner.make_runner(sampler, learner, evaluator, callbacks, experiment.stop)
+            called = [*callbacks, *_recorders(experiment, in_spaces)]
+            runner = experiment.runner.make_runner(sampler, learner, evaluator, called, experiment.stop)
             runner.log.env_seeds = sampler.env_seeds(experiment.seed)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = algo.progress.between_steps = AdaptiveThreads(threads)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()
-    parameters, (T, B, _) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
+    where = f"{device}, {pluralize(threads, 'torch thread')}"
     summary = {
-        "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
-        "agent": f"{type(agent).__name__}, {parameters:,} parameters, {device}, {pluralize(threads, 'torch thread')}",
+        **_described(experiment, agent, sampler, where),
         "precision": f"{precision}, of matrix products in learning",
         "compile": compiled,
         **algo.facts(),
     }
-    if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, B):
+    if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
     return Built(runner, precision, compilation, in_spaces, summary)
+
+
+def _described(experiment: Experiment, agent: Agent, sampler: Source, where: str) -> dict[str, str]:
+    """Lines of the log about environments and agent."""
+    parameters, (T, B, _) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
+    data = experiment.runner.learns_from_data
+    played = f"of {experiment.env}, none is played" if data else f"{B} x {T} steps a batch, {sampler.backend}"
+    return {
+        "environments": played if data else f"{experiment.env}, {played}",
+        "agent": f"{type(agent).__name__}, {parameters:,} parameters, {where}",
+    }
+
+
+def _recorders(experiment: Experiment, in_spaces: tuple[Space, Space]) -> list[Recorder]:
+    """What writes this rank's episodes to a dataset; none if nothing is recorded.
+
+    Raises:
+        ConfigError: the name is wrong, or pyarrow is missing.
+    """
+    ranks, c = current_ranks(), experiment
+    if not c.record or ranks.rank >= ranks.n_samplers:
+        return []
+    check_can_write()
+    facts = facts_of(to_flat(c), part_name(c.algo, ROOTS["algo"]), c.seed)
+    name = named_for(c.record, c.seed, c.run_ID, ranks.rank)
+    return [Recorder(name, *in_spaces, facts, c.record_compression)]
 
 
 def _check_divided(algo: Algorithm) -> None:

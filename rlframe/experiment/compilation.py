@@ -54,7 +54,8 @@ def _decide(
         return False, "auto: not compiled, as TORCH_COMPILE_DISABLE=1 says"
     if device.type != "cpu":
         return False, "auto: not compiled, since what that gains on a GPU was never measured; compile=true does"
-    updates = algo.updates_in(experiment.runner.n_steps, batch_size)
+    n_steps = experiment.runner.n_steps
+    updates = n_steps if experiment.runner.learns_from_data else algo.updates_in(n_steps, batch_size)
     gain_s = updates * _saved_s(algo, batch_size)
     cost_s, how = (_WARM_S, "load them") if cached else (_COLD_S, "compile them")
     about = f"{updates:,} updates would gain about {gain_s:.0f} s, and it takes up to {cost_s:.0f} s to {how}"

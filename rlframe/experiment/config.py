@@ -14,6 +14,7 @@ from rlframe.core.config import AUTO, choice, count, count_or_auto, names, optio
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.parts import ROOTS, part, part_name
 from rlframe.core.schedule import at_last
+from rlframe.data.writing import COMPRESSIONS
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.evaluation import EvalConfig
 from rlframe.kernels.device import PRECISIONS
@@ -79,6 +80,11 @@ class Experiment:
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
     )
 
+    record: str = option(
+        "",
+        "dataset to write all episodes to: an id such as name-{seed}-v0, or a path; {seed} and {run_ID} are replaced",
+    )
+    record_compression: str = choice("none", COMPRESSIONS, "of that dataset")
     loggers: tuple[str, ...] = names(
         DEFAULT_LOGGERS, "[tensorboard,wandb,mlflow,trackio,./file.py:Class]: of the log, beside progress.csv"
     )
@@ -189,14 +195,42 @@ def _check_places(experiment: Experiment) -> None:
         sampler.divided(n, "runner.n_samplers")
 
 
+def _check_recording(experiment: Experiment) -> None:
+    """Raise ConfigError unless all that a run should record is there to be recorded."""
+    runner, name = experiment.runner, f"record={experiment.record:.100}"
+    if experiment.record and (runner.evolves or runner.learns_from_data):
+        raise ConfigError(f"{name} writes the batches of a sampler, which runner={_kind('runner', runner)} has not")
+    if experiment.record and experiment.env_options.normalize_reward:
+        raise ConfigError(f"{name} writes the rewards learned from, which env.normalize_reward=true changes; remove it")
+
+
+def _check_data(experiment: Experiment) -> None:
+    """Raise ConfigError unless a runner without a sampler has data, and one with a sampler a place for its rows."""
+    algo, name = experiment.algo, _kind("algo", experiment.algo)
+    replay = algo.replay if learns_from(algo) == "replay" else None
+    if not experiment.runner.learns_from_data:
+        if replay is not None and not replay.is_live():
+            raise ConfigError(
+                f"algo.replay.live=0: the rows of runner={_kind('runner', experiment.runner)} would be lost; use "
+                f"runner=offline_rl, or algo.replay.live=0.5 to learn from both"
+            )
+        return
+    how = "algo.replay=dataset algo.replay.path=NAME"
+    if replay is None:
+        raise ConfigError(f"runner=offline_rl needs an algorithm with replay ({how}), which algo={name} has not")
+    if not replay.has_data:
+        raise ConfigError(f"runner=offline_rl learns from data: give {how}, or another runner")
+    if replay.is_live():
+        raise ConfigError(
+            f"algo.replay.live={replay.live:g} has no meaning with runner=offline_rl, which plays nothing"
+        )
+
+
 def check_parts(experiment: Experiment) -> None:
     """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
-    if runner.learns_from_data:
-        raise ConfigError(
-            f"runner={_kind('runner', runner)} learns from data, and no replay= is a data set yet; use it "
-            f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
-        )
+    _check_data(experiment)
+    _check_recording(experiment)
     _check_places(experiment)
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:

@@ -8,14 +8,18 @@ from contextlib import closing
 from typing import Any
 
 import cloudpickle
+import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from rlframe.algos.defaults import defaults_of, learns_from
 from rlframe.core.parts import ROOTS, part_name
+from rlframe.data.reading import open_dataset
 from rlframe.envs import EnvConfig, Envs, make_envs
-from rlframe.envs.make import is_atari, resolve
+from rlframe.envs.make import NO_ENV, is_atari, resolve
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import from_flat, merge
 from rlframe.models.encoders import has_images
+from rlframe.replay import OfDatasets
 from rlframe.samplers.auto import TimingProcess
 
 _OF_VECTORS = tuple(f"gymnasium.envs.{name}" for name in ("classic_control", "mujoco", "toy_text"))
@@ -30,8 +34,10 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         ConfigError: as `from_flat`, or there is no such environment.    EnvError: its constructor raised.
     """
     experiment = from_flat(*layers)
-    vectors, images = (defaults_of(experiment.algo, kind).keys() for kind in (False, True))
     given, _ = merge(*layers)
+    if dataset := _only_data(experiment):
+        return _source(experiment), _of_data(dataset, experiment, given)
+    vectors, images = (defaults_of(experiment.algo, kind).keys() for kind in (False, True))
     if any(vectors.get(key) != images.get(key) for key in {**vectors, **images} if key not in given):
         here = part_name(experiment.sampler, ROOTS["sampler"]) == "serial"
         found = images if _sees_images(experiment.env_config(), here) else vectors
@@ -39,7 +45,32 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         found = vectors
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
-    return f"default of algo={part_name(experiment.algo, ROOTS['algo'])}", found
+    return _source(experiment), found
+
+
+def _source(experiment: Experiment) -> str:
+    return f"default of algo={part_name(experiment.algo, ROOTS['algo'])}"
+
+
+def _only_data(experiment: Experiment) -> str:
+    """The dataset that an algorithm learns from without a sampler; empty if it learns from experience too."""
+    replay = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
+    return replay.names()[0] if isinstance(replay, OfDatasets) and not replay.is_live() else ""
+
+
+def _of_data(name: str, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run that learns from a dataset alone: no sampler, and the environment that the dataset is from.
+
+    Raises:
+        ConfigError: there is no such dataset.
+    """
+    dataset = open_dataset(name)
+    known = dataset.env_id in gymnasium.registry and ":" not in dataset.env_id
+    env = given.get("env", dataset.env_id if known else NO_ENV)
+    found = {"runner": "offline_rl", "sampler": "serial", "env": env}
+    if env == NO_ENV:
+        found |= {"env_kwargs.dataset": name, "eval.n_episodes": 0}
+    return found | defaults_of(experiment.algo, has_images(dataset.observation_space)).keys()
 
 
 def _sees_images(env: EnvConfig, here: bool) -> bool:

@@ -16,9 +16,10 @@ import torch
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.errors import ConfigError, SnapshotError, naming
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
+from rlframe.data.writing import check_free
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
 from rlframe.experiment.compilation import compiled_as
@@ -35,6 +36,7 @@ from rlframe.record import current_run, logger_context
 from rlframe.record.loggers import check_loggers
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
+from rlframe.runners.recording import named_for
 from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_environment
 from rlframe.system.machine import retain_freed_memory
@@ -203,6 +205,9 @@ def place_job(job: Job) -> tuple[Job, int]:
             fit, or a logger does not exist.
     """
     check_loggers(job.experiment.loggers)
+    if (c := job.experiment).record and not job.resume:
+        with naming("record"):
+            check_free(named_for(c.record, c.seed, c.run_ID, rank=0))
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes

@@ -2,11 +2,12 @@
 
 from rlframe.replay.base import Replay, Sequences, StoredReplay, Transitions
 from rlframe.replay.buffer import ReplayBuffer
+from rlframe.replay.dataset import OfDatasets
 from rlframe.replay.make import (
-    KINDS,
     InMemory,
     OnDevice,
     OnDisk,
+    OwnReplay,
     ReplayConfig,
     ReplaySpec,
     is_stored,
@@ -16,13 +17,17 @@ from rlframe.replay.make import (
 from rlframe.replay.n_step import NStep
 from rlframe.replay.sequences import FixedSequence
 
+KINDS = {"dataset": OfDatasets, "device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": OwnReplay}
+
 __all__ = [
     "KINDS",
     "FixedSequence",
     "InMemory",
     "NStep",
+    "OfDatasets",
     "OnDevice",
     "OnDisk",
+    "OwnReplay",
     "Replay",
     "ReplayBuffer",
     "ReplayConfig",

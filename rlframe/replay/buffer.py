@@ -83,7 +83,7 @@ class ReplayBuffer(Generic[Batch]):
     ) -> None:
         """`storages`, `readers`: one for each stream.    size: as text, for the log."""
         self.size = size
-        self._storages, self._selector, self._readers = storages, selector, readers
+        self._storages, self.selector, self._readers = storages, selector, readers
         self._candidates = [reader.candidates for reader in readers]
         self._n, self._memory = len(readers), storages[0].memory
         self._streams: dict[int, int] = {}  # the place of each stream
@@ -105,7 +105,7 @@ class ReplayBuffer(Generic[Batch]):
 
     @property
     def is_prioritized(self) -> bool:
-        return isinstance(self._selector, Prioritized)
+        return isinstance(self.selector, Prioritized)
 
     def append(self, samples: Samples) -> None:
         """Copy a batch, overwriting the oldest rows of its stream.
@@ -116,10 +116,10 @@ class ReplayBuffer(Generic[Batch]):
         self._newest = i = self._place_of(samples.stream)
         start, reader = self._storages[i].append(samples), self._readers[i]
         removed = reader.append(samples, start)
-        self._selector.update_candidates(i, reader.candidates, removed)
+        self.selector.update_candidates(i, reader.candidates, removed)
         numbers, priority = reader.priorities
         if len(numbers):
-            self._selector.set_priorities(i, reader.candidates, numbers, priority)
+            self.selector.set_priorities(i, reader.candidates, numbers, priority)
 
     def _place_of(self, stream: int) -> int:
         if stream not in self._streams:
@@ -156,8 +156,8 @@ class ReplayBuffer(Generic[Batch]):
                 f"rows has all rows that must follow it; append more rows, for example with a larger "
                 f"algo.learning_starts"
             )
-        drawn = self._selector.draw(self._candidates, n)
-        found = self._selector.weights(self._candidates, drawn, beta)
+        drawn = self.selector.draw(self._candidates, n)
+        found = self.selector.weights(self._candidates, drawn, beta)
         return drawn, self._ones_of(n) if found is None else self._memory.send(found)
 
     def _read(self, i: int, numbers: Array, weight: Tensor) -> Batch:
@@ -165,11 +165,11 @@ class ReplayBuffer(Generic[Batch]):
         return replace(batch, index=batch.index * self._n + i) if self._n > 1 else batch
 
     def _joined(self, parts: list[Batch]) -> Batch:
-        return parts[0] if len(parts) == 1 else self._readers[0].join(parts)
+        return parts[0] if len(parts) == 1 else self.join(parts)
 
     def mark(self) -> Callable[[], None]:
         """Remember the state of the generator; the returned function restores it, which undoes later samples."""
-        bits = self._selector.rng.bit_generator
+        bits = self.selector.rng.bit_generator
         return partial(setattr, bits, "state", bits.state)
 
     def _ones_of(self, n: int) -> Tensor:
@@ -185,12 +185,16 @@ class ReplayBuffer(Generic[Batch]):
         for i, reader in enumerate(self._readers):
             mine = index % self._n == i if self._n > 1 else slice(None)
             numbers = reader.from_index(index[mine] // self._n)
-            self._selector.set_priorities(i, reader.candidates, numbers, values[mine])
+            self.selector.set_priorities(i, reader.candidates, numbers, values[mine])
 
     def read(self, index: np.ndarray) -> Batch:
         """The rows of one stream with this `index` [n], which must still be stored; weights are 1."""
         i = int(index[0]) % self._n if len(index) else 0
         return self._read(i, self._readers[i].from_index(index // self._n), self._ones_of(len(index)))
+
+    def join(self, parts: list[Batch]) -> Batch:
+        """One batch of several."""
+        return self._readers[0].join(parts)
 
     def layout(self, n: int) -> Batch:
         """A batch of n rows with the shapes and dtypes of a sample; its values mean nothing."""
@@ -216,14 +220,14 @@ class ReplayBuffer(Generic[Batch]):
             for storage, reader in zip(self._storages, self._readers, strict=True)
         ]
         streams = {"streams": list(self._streams), "newest": self._newest}
-        return {"made_for": self._made_for(), "selector": self._selector.state_dict(), "parts": parts, **streams}
+        return {"made_for": self._made_for(), "selector": self.selector.state_dict(), "parts": parts, **streams}
 
     def _made_for(self) -> str:
         storage, ring = self._storages[0], self._storages[0].ring
         rows = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves(storage.example))
         kinds = ", ".join(part.name for part in leaves(storage.observation))
         size = f"{ring.L} x {ring.B}" if self._n == 1 else f"{self._n} x {ring.L} x {ring.B}"
-        return f"{self._readers[0].config} {self._selector} of {size} rows of {rows} as {kinds}"
+        return f"{self._readers[0].config} {self.selector} of {size} rows of {rows} as {kinds}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; raises ValueError if that replay has another layout or size."""
@@ -235,7 +239,7 @@ class ReplayBuffer(Generic[Batch]):
             reader.candidates.load_state_dict(saved["choices"])
         self._streams = {stream: i for i, stream in enumerate(state["streams"])}
         self._newest = state["newest"]
-        self._selector.load_state_dict(state["selector"])
+        self.selector.load_state_dict(state["selector"])
 
 
 class DividedReplay(Generic[Batch]):

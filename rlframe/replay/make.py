@@ -61,7 +61,13 @@ class ReplaySpec(Generic[Batch]):
 class ReplayConfig:
     """Base class of the kinds of replay: the field `replay` of an algorithm's Config."""
 
+    has_data = False  # rows are there from the start
+
     size: int = count(1_000_000, "rows stored, over all environments of this rank")
+
+    def is_live(self) -> bool:
+        """Whether it stores what the run's sampler collects."""
+        return True
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         """The replay that an algorithm asks for. Raises as `make_replay`."""
@@ -69,7 +75,7 @@ class ReplayConfig:
 
 
 @chz.chz
-class _Stored(ReplayConfig):
+class Stored(ReplayConfig):
     """Base class of those that store rows in one way, in different places."""
 
     place: ClassVar[str]  # in messages
@@ -87,7 +93,7 @@ class _Stored(ReplayConfig):
 
 
 @chz.chz
-class InMemory(_Stored):
+class InMemory(Stored):
     """Rows in main memory."""
 
     place = "main memory"
@@ -102,7 +108,7 @@ class InMemory(_Stored):
 
 
 @chz.chz
-class OnDevice(_Stored):
+class OnDevice(Stored):
     """Rows on the learner's device: only new ones are copied to a GPU."""
 
     place = "device"
@@ -112,7 +118,7 @@ class OnDevice(_Stored):
 
 
 @chz.chz
-class OnDisk(_Stored):
+class OnDisk(Stored):
     """Rows in a mapped file of the run's directory: for more than memory holds."""
 
     place = "disk"
@@ -175,9 +181,6 @@ class OwnReplay(ReplayConfig):
             return made
 
 
-KINDS = {"device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": OwnReplay}
-
-
 def replay() -> Any:
     """A field of an algorithm's Config for its replay: a name or a Config."""
     return part(
@@ -224,7 +227,7 @@ def make_replay(
     return config.make(ReplaySpec(config.size, *wanted))
 
 
-def _stored(config: _Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
+def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
     """A ReplayBuffer, or a learner's share of one."""
     observation_space, action_space, reader = spec.observation_space, spec.action_space, spec.reader
     (T, B, n_streams), ranks = spec.batch_spec, current_ranks()
@@ -257,7 +260,7 @@ def _stored(config: _Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
 
 
-def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: StorageMemory) -> Tree:
+def _observation_storage(config: Stored, space: Space, ring: Ring, memory: StorageMemory) -> Tree:
     """A tree of `ObservationStorage`: frames for stacks of frames, else whole rows."""
     match space:
         case gym_spaces.Dict():
@@ -271,7 +274,7 @@ def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: Stor
 
 
 def _checked_size(
-    config: _Stored,
+    config: Stored,
     observation_space: Space,
     action_space: Space,
     n: int,
@@ -297,7 +300,7 @@ def _checked_size(
     return f"{n:,} rows of {in_arrays + other:,} bytes: {size}{guess}, in {config.place}"
 
 
-def _check_fits(config: _Stored, needed: int, available: int, where: str) -> None:
+def _check_fits(config: Stored, needed: int, available: int, where: str) -> None:
     if needed > available:
         less = int(config.size * available / needed)
         remedy = "" if isinstance(config, OnDisk) else ", or algo.replay=disk"

@@ -7,14 +7,18 @@ from typing import Any
 
 import chz
 
+from rlframe.agents import Agent
 from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
+from rlframe.core.types import BatchSpec
+from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig
 from rlframe.runners.learner import Learner
-from rlframe.samplers.no_sampler import NoSource
+from rlframe.samplers import Source
+from rlframe.samplers.no_sampler import NoSamplerConfig, NoSource
 from rlframe.system.affinity import Affinity
 
 
@@ -58,6 +62,22 @@ class OfflineRlConfig(RunnerConfig):
 
     runner_class = OfflineRl
     learns_from_data = True
+
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Any:
+        return NoSamplerConfig().make_envs(env, seed, cpus)
+
+    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Source:
+        return NoSource(BatchSpec(sampler.batch_T, sampler.batch_B))
+
+    def make_runner(
+        self,
+        sampler: Source,
+        learners: Learner | Mapping[str, Learner],
+        evaluator: BaseEvaluator | None,
+        callbacks: Sequence[Callback],
+        stop: str = "",
+    ) -> OfflineRl:
+        return OfflineRl(learners, self, evaluator, callbacks, stop)
 
     n_steps: int = count(1_000_000, "updates to make")
     log_interval_steps: int = count(10_000, "updates between rows of the log, evaluations and snapshots")

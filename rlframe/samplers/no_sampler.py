@@ -16,6 +16,8 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.inference import empty_batch
 from rlframe.samplers.base import SamplerConfig, Source, SourceAhead
 
+_NO_BATCH = BatchSpec(0, 0)
+
 
 @dataclass(frozen=True)
 class Spaces:
@@ -76,7 +78,10 @@ class NoSource(Source):
     """The sampler of a run that learns from data: it has no batches."""
 
     backend = "none"
-    batch_spec = BatchSpec(0, 0)
+
+    def __init__(self, batch_spec: BatchSpec = _NO_BATCH) -> None:
+        """`batch_spec`: what an algorithm is told of batches; T is the length of sequences in data."""
+        self.batch_spec = batch_spec
 
     def collect(self) -> Samples:
         raise RuntimeError("a run that learns from data collects no batches")

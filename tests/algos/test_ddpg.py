@@ -83,7 +83,7 @@ def test_new_rows_have_the_error_that_an_update_would_find() -> None:
         target = samples.reward + 0.9 * ~samples.terminated * (10 - torch.tanh(after / 2))
         expected = (target - (now + 2 * samples.action[..., 0] + 0.5)).abs()[samples.valid] + PRIORITY_EPSILON
         index = algo.replay.newest()
-        found = algo.replay._selector._tree.leaves[index % algo.replay._readers[0].candidates.n_slots]
+        found = algo.replay.selector._tree.leaves[index % algo.replay._readers[0].candidates.n_slots]
         assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
         assert len(set(found.tolist())) > 2
 

@@ -106,7 +106,7 @@ def test_new_rows_of_dqn_have_the_td_error_of_acting() -> None:
                 continue
             goes_on = 0.5 * (not samples.terminated[t, b])
             error = samples.reward[t, b] + goes_on * q[t + 1, b].max() - q[t, b, action[t, b]]
-            found = algo.replay._selector._tree.leaves[index[i] % algo.replay._readers[0].candidates.n_slots]
+            found = algo.replay.selector._tree.leaves[index[i] % algo.replay._readers[0].candidates.n_slots]
             assert found == pytest.approx(abs(float(error)) + PRIORITY_EPSILON, rel=1e-4)
 
 

@@ -40,7 +40,7 @@ def error(history: History, time: int, env: int, n: int) -> float:
 
 
 def priorities(replay: ReplayBuffer[Any], index: np.ndarray) -> np.ndarray:
-    leaves: np.ndarray = replay._selector._tree.leaves  # type: ignore[attr-defined]
+    leaves: np.ndarray = replay.selector._tree.leaves  # type: ignore[attr-defined]
     return leaves[index % replay._readers[0].candidates.n_slots]
 
 

@@ -93,11 +93,11 @@ def test_new_rows_have_the_highest_priority_so_far() -> None:
 
 def test_priorities_of_overwritten_rows_are_ignored() -> None:
     replay, _ = filled(4)  # 16 rows; 5 to 15 are held
-    total = replay._selector._tree.total  # type: ignore[attr-defined]
+    total = replay.selector._tree.total  # type: ignore[attr-defined]
     replay.update_priorities(np.arange(5), np.full(5, 100.0))
-    assert replay._selector._tree.total == total == 11  # type: ignore[attr-defined]
+    assert replay.selector._tree.total == total == 11  # type: ignore[attr-defined]
     replay.update_priorities(np.array([4, 5]), np.array([100.0, 3.0]))
-    assert replay._selector._tree.total == 13  # type: ignore[attr-defined]
+    assert replay.selector._tree.total == 13  # type: ignore[attr-defined]
     assert replay.sample(400).index.min() == 5
 
 
@@ -107,7 +107,7 @@ def test_overwritten_rows_leave_the_tree() -> None:
     for _ in range(3):
         replay.append(history.batch(4))
         assert replay.n_choices == min(11, len(history.rows) - 1)
-        assert replay._selector._tree.total == 50 * replay.n_choices  # type: ignore[attr-defined]
+        assert replay.selector._tree.total == 50 * replay.n_choices  # type: ignore[attr-defined]
 
 
 def test_invalid_and_incomplete_rows_have_no_priority() -> None:
@@ -115,7 +115,7 @@ def test_invalid_and_incomplete_rows_have_no_priority() -> None:
     replay = replay_for(history, NStep(0.5, 3), T=4, L=15, alpha=1.0)
     for _ in range(12):
         replay.append(history.batch(4))
-        assert replay._selector._tree.total == replay.n_choices  # type: ignore[attr-defined]
+        assert replay.selector._tree.total == replay.n_choices  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
@@ -135,7 +135,7 @@ def test_a_priority_as_large_as_a_float_is_is_drawn_almost_always() -> None:
 def test_priorities_may_be_tensors_and_need_the_shape_of_the_index() -> None:
     replay, _ = filled()
     replay.update_priorities(np.array([0, 1]), torch.tensor([3.0, 5.0]))
-    assert replay._selector._tree.total == 6 + 8  # type: ignore[attr-defined]
+    assert replay.selector._tree.total == 6 + 8  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="priorities"):
         replay.update_priorities(np.array([0, 1]), torch.tensor([3.0]))
 

@@ -110,9 +110,9 @@ def test_priorities_belong_to_sequences() -> None:
     assert weight == {10: 1.0, 18: pytest.approx(1 / 3)}
     for _ in range(3):
         replay.append(history.batch(4))
-    total = replay._selector._tree.total  # type: ignore[attr-defined]
+    total = replay.selector._tree.total  # type: ignore[attr-defined]
     replay.update_priorities(np.array([2, 3, 10, 4]), np.full(4, 100.0))  # overwritten; and 4 is no beginning
-    assert replay._selector._tree.total == total  # type: ignore[attr-defined]
+    assert replay.selector._tree.total == total  # type: ignore[attr-defined]
 
 
 def _index_and_weight(replay: ReplayBuffer[Sequences]) -> tuple[np.ndarray, torch.Tensor]:

@@ -1,0 +1,202 @@
+"""Arrow and Parquet files of datasets, in Minari's layout: a folder for each episode with a table of its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
+from gymnasium import Space, spaces
+
+from rlframe.core.files import is_regular_file
+from rlframe.core.spaces import zeros
+from rlframe.core.struct import Tree, leaves
+from rlframe.data.episodes import Episode
+from rlframe.data.images import decode_images, is_image
+
+_FILES = pafs.LocalFileSystem(use_mmap=True)
+_MOST_BYTES = 1 << 32  # of one episode
+_SMALL_BYTES = 1 << 16  # of a file
+_OTHER_BYTES = 256  # of a row: its infos
+
+
+class ArrowColumns:
+    """Reads episodes. Minari's tables have T+1 rows: the last one has the last observation alone."""
+
+    def __init__(self, folder: Path, observation_space: Space, action_space: Space, jpeg: bool, kind: str) -> None:
+        self._folder, self._spaces, self._jpeg = folder, (observation_space, action_space), jpeg
+        self._form, self._ipc = _form(kind), kind == "arrow"
+        self._row_bytes = sum(x.nbytes for x in leaves(tuple(zeros(space) for space in self._spaces))) + _OTHER_BYTES
+
+    def read(self, i: int) -> dict[str, Any]:
+        table = self._table(self._folder / str(i))
+        names = ("observations", "actions")
+        trees = [self._tree(_column(table, key), space) for key, space in zip(names, self._spaces, strict=True)]
+        n = table.num_rows - 1
+        found = {key: _numbers(_column(table, key))[:n] for key in ("rewards", "terminations", "truncations")}
+        observations, actions = trees
+        infos = _infos(_column(table, "infos")) if "infos" in table.column_names else {}
+        return {"observations": observations, "actions": _cut(actions, n), **found, "infos": infos}
+
+    def _table(self, folder: Path) -> pa.Table:
+        if folder.is_symlink() or not folder.is_dir():
+            raise OSError("its folder is missing")
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".arrow", ".parquet", ".feather"))
+        if not files or not all(map(is_regular_file, files)):
+            raise OSError("its folder has no table")
+        return pa.concat_tables([self._read(path) for path in files])
+
+    def _read(self, path: Path) -> pa.Table:
+        if self._ipc and path.stat().st_size < _SMALL_BYTES:  # whatever it claims fits into memory; three times as fast
+            with pa.memory_map(str(path)) as file:
+                return pa.ipc.open_file(file).read_all()
+        source = self._form.make_fragment(str(path), _FILES)
+        if (n := source.count_rows()) * self._row_bytes > _MOST_BYTES:
+            raise ValueError(f"it claims {n:,} rows of {self._row_bytes:,} bytes, more than {_MOST_BYTES >> 30} GiB")
+        return source.to_table(use_threads=False)
+
+    def _tree(self, column: Any, space: Space) -> Tree:
+        match space:
+            case spaces.Dict():
+                return {key: self._tree(_field(column, key), sub) for key, sub in space.spaces.items()}
+            case spaces.Tuple():
+                return tuple(self._tree(_field(column, str(k)), sub) for k, sub in enumerate(space.spaces))
+            case spaces.Box() if self._jpeg and is_image(space):
+                return decode_images(column.to_pylist(), space)
+        return _numbers(column, tuple(space.shape or ()))
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def _form(kind: str) -> Any:
+    return pads.IpcFileFormat() if kind == "arrow" else pads.ParquetFileFormat()
+
+
+def _cut(tree: Tree, n: int) -> Tree:
+    if isinstance(tree, dict):
+        return {key: _cut(x, n) for key, x in tree.items()}
+    return tuple(_cut(x, n) for x in tree) if isinstance(tree, tuple) else tree[:n]
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    if name not in table.column_names:
+        raise KeyError(f"it lacks {name}")
+    return table.column(name).combine_chunks()
+
+
+def _field(column: Any, name: str) -> Any:
+    if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
+        raise KeyError(f"it lacks {name}")
+    return column.field(name)
+
+
+def _numbers(column: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """The values [n, *shape] of a column of numbers, or of lists of a fixed size."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if column.null_count:
+        raise ValueError("a column has empty cells")
+    n = len(column)
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.flatten()
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
+        raise ValueError(f"a column holds {column.type}, not numbers")
+    values = column.to_numpy(zero_copy_only=False)
+    return values.reshape(n, *shape) if shape or values.size == n else values.reshape(n, -1)
+
+
+def _infos(column: Any) -> dict[str, np.ndarray]:
+    """The columns of numbers; others are left out."""
+    if not pa.types.is_struct(column.type):
+        return {}
+    found = {}
+    for k, part in enumerate(column.type):
+        values = column.field(k)
+        sizes = (part.metadata or {}).get(b"shape", b"")
+        try:
+            found[part.name] = _numbers(values, tuple(int(n) for n in sizes.split(b",") if n))
+        except ValueError:  # text and the like
+            continue
+    return found
+
+
+def write_arrow(folder: Path, first: int, episodes: Sequence[Episode], kind: str, compression: str) -> None:
+    """Write episodes into the folders first, first + 1, ..., all at once; those of an earlier attempt are replaced.
+
+    Args:
+        kind: arrow or parquet.    compression: none, lz4 or zstd.
+    """
+    new = folder / ".new"
+    shutil.rmtree(new, ignore_errors=True)
+    table = pa.concat_tables([_table_of(episode, first + k) for k, episode in enumerate(episodes)])
+    form = _form(kind)
+    codec = None if (kind, compression) == ("arrow", "none") else compression
+    options = form.make_write_options(compression=codec)
+    pads.write_dataset(
+        table, new, format=form, file_options=options, partitioning=["episode_id"], use_threads=False,
+        max_partitions=len(episodes), max_open_files=len(episodes) + 1,
+        max_rows_per_file=0, min_rows_per_group=0, max_rows_per_group=1 << 30,
+    )  # fmt: skip
+    for k, episode in enumerate(episodes):
+        own, to = new / str(first + k), folder / str(first + k)
+        (own / "metadata.json").write_text(json.dumps({"id": first + k, "total_steps": len(episode)}))
+        shutil.rmtree(to, ignore_errors=True)
+        os.replace(own, to)
+    shutil.rmtree(new, ignore_errors=True)
+
+
+def _table_of(episode: Episode, number: int) -> pa.Table:
+    n = len(episode) + 1
+    columns = {
+        "episode_id": pa.array(np.full(n, number, np.int32)),
+        "observations": _encoded(episode.observation, n),
+        "actions": _encoded(episode.action, n),
+        "rewards": _encoded(episode.reward, n),
+        "terminations": _encoded(episode.terminated, n),
+        "truncations": _encoded(episode.truncated, n),
+    }
+    if episode.info:
+        columns["infos"] = _encoded_infos(episode.info, n)
+    return pa.table(columns)
+
+
+def _padded(x: np.ndarray, n: int, before: bool = False) -> np.ndarray:
+    missing = n - len(x)
+    if not missing:
+        return np.ascontiguousarray(x)
+    rows = np.zeros((missing, *x.shape[1:]), x.dtype)
+    return np.concatenate([rows, x] if before else [x, rows])
+
+
+def _encoded(tree: Tree, n: int) -> Any:
+    """A column of n rows."""
+    if isinstance(tree, dict | tuple):
+        items = tree.items() if isinstance(tree, dict) else ((str(k), x) for k, x in enumerate(tree))
+        arrays = {name: _encoded(x, n) for name, x in items}
+        return pa.StructArray.from_arrays(list(arrays.values()), names=list(arrays))
+    return _list_array(_padded(np.asarray(tree), n))
+
+
+def _list_array(x: np.ndarray) -> Any:
+    if x.ndim == 1:
+        return pa.array(x)
+    return pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x[0].size)
+
+
+def _encoded_infos(info: Mapping[str, np.ndarray], n: int) -> Any:
+    """The first row is the reset's, of which there is nothing to say."""
+    arrays, fields = [], []
+    for name, x in info.items():
+        array = _list_array(_padded(x, n, before=True))
+        arrays.append(array)
+        shape = {"shape": ",".join(map(str, x.shape[1:]))} if x.ndim > 1 else None
+        fields.append(pa.field(name, array.type, metadata=shape))
+    return pa.StructArray.from_arrays(arrays, fields=fields)

@@ -1,0 +1,107 @@
+"""EpisodeCutter: from batches of any sampler to whole episodes, for recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rlframe.core.spaces import action_decoder, zeros
+from rlframe.core.struct import Struct, Tree, leaves, map_tree
+from rlframe.core.types import Samples
+from rlframe.data.episodes import SAMPLED_ACTION, Episode
+
+_RECORDED = ("log_prob",)  # of what acting has computed
+
+
+class EpisodeCutter:
+    """Follows the environments of one stream. An episode that something interrupts is dropped."""
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self._action_space, self._decode = action_space, action_decoder(action_space)
+        self._example = zeros(observation_space), zeros(action_space), 0, 0, 0
+        self._open: dict[int, list[tuple[Tree, ...]]] = {}  # parts of the running episodes, by environment
+        self._end = -1  # time of the row after the last batch
+        self.n_dropped = 0  # episodes
+
+    def add(self, samples: Samples) -> list[tuple[int, Episode]]:
+        """The episodes that end in a batch [T, B] and their environments, ordered by environment, then time."""
+        rows = samples.numpy()
+        info = _recorded(rows.info)
+        columns: tuple[Tree, ...] = (
+            rows.inputs.observation,
+            rows.action,
+            rows.reward,
+            rows.terminated,
+            rows.truncated,
+            info,
+        )
+        if samples.start != self._end:
+            self._drop(list(self._open))
+        valid, first = rows.valid, rows.inputs.first
+        T, B = valid.shape
+        self._end = samples.start + T
+        ended, reset = (rows.terminated | rows.truncated) & valid, ~valid & first[1:]
+        found = []
+        for b in range(B):
+            begin = 0
+            for t in np.flatnonzero(ended[:, b] | reset[:, b]).tolist():
+                if ended[t, b]:
+                    self._take(columns, valid, b, begin, t + 1)
+                    last = map_tree(lambda x, t=t, b=b: x[t + 1, b][None].copy(), rows.inputs.observation)
+                    found.append((b, self._closed(b, last)))
+                elif b in self._open or valid[begin:t, b].any():
+                    self._drop([b])
+                begin = t + 1
+            self._take(columns, valid, b, begin, T)
+        return found
+
+    def _take(self, columns: tuple[Tree, ...], valid: np.ndarray, b: int, begin: int, end: int) -> None:
+        """Copy the valid ones of the rows begin..end-1 of an environment."""
+        at = begin + np.flatnonzero(valid[begin:end, b])
+        if len(at):
+            part = tuple(map_tree(lambda x: x[at, b], column) for column in columns)
+            self._open.setdefault(b, []).append(part)
+
+    def _closed(self, b: int, last: Tree) -> Episode:
+        parts = self._open.pop(b)
+        joined = [map_tree(lambda *x: np.concatenate(x), *column) for column in zip(*parts, strict=True)]
+        seen, action, reward, terminated, truncated, info = joined
+        observation = map_tree(lambda x, y: np.concatenate([x, y]), seen, last)
+        if info and isinstance(self._action_space, spaces.Box):
+            info = {**info, SAMPLED_ACTION: action}
+        return Episode(observation, self._decode(action), reward, terminated, truncated, info)
+
+    def _drop(self, which: list[int]) -> None:
+        for b in which:
+            self._open.pop(b, None)
+            self.n_dropped += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows of the running episodes."""
+        parts = [(b, part) for b, found in self._open.items() for part in found]
+        names = list(parts[0][1][-1]) if parts else []
+        return {
+            "open": [[b, leaves(part)] for b, part in parts],
+            "info": names,
+            "end": self._end,
+            "n_dropped": self.n_dropped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._open, self._end, self.n_dropped = {}, state["end"], state["n_dropped"]
+        example: Tree = (*self._example, dict.fromkeys(state["info"], 0))
+        for b, arrays in state["open"]:
+            rows = iter(arrays)
+            self._open.setdefault(b, []).append(map_tree(lambda _, rows=rows: next(rows), example))
+
+
+def _recorded(info: Any) -> dict[str, np.ndarray]:
+    """The arrays [T, B] of what acting has computed that are recorded."""
+    if not isinstance(info, Struct):
+        return {}
+    found = {each.name: getattr(info, each.name) for each in fields(info) if each.name in _RECORDED}
+    return {name: x for name, x in found.items() if isinstance(x, np.ndarray)}

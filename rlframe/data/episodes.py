@@ -1,0 +1,145 @@
+"""Episode, one episode of recorded experience; and episodes as the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rlframe.core.spaces import box_scaling, zeros
+from rlframe.core.struct import Struct, Tree, leaves, map_tree
+from rlframe.core.types import AgentInputs, Samples
+
+SAMPLED_ACTION = "sampled_action"  # in an Episode's info: canonical, before it was clipped to the environment's bounds
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """One episode, or the part of one that was recorded; NumPy arrays as an environment gives and takes them."""
+
+    observation: Tree  # [T+1, *obs], canonical (see core.spaces); the last one follows the last action
+    action: Tree  # [T, *act], the environment's
+    reward: np.ndarray  # [T] float32
+    terminated: np.ndarray  # [T] bool
+    truncated: np.ndarray  # [T] bool
+    info: Mapping[str, np.ndarray]  # [T, ...] such as log_prob [T], of the policy that acted
+
+    def __len__(self) -> int:
+        """T, its env steps."""
+        return len(self.reward)
+
+    @property
+    def return_(self) -> float:
+        """The sum of its rewards."""
+        return float(self.reward.sum(dtype=np.float64))
+
+    @property
+    def n_bytes(self) -> int:
+        arrays = (self.observation, self.action, self.reward, dict(self.info))
+        return sum(x.nbytes for x in leaves(arrays))
+
+
+def canonical_actions(space: Space, action: Tree) -> Tree:
+    """Actions [T, ...] of an environment as agents see them (see core.spaces); the inverse of `action_decoder`."""
+    match space:
+        case spaces.Dict():
+            return {key: canonical_actions(sub, action[key]) for key, sub in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(canonical_actions(sub, part) for sub, part in zip(space.spaces, action, strict=True))
+        case spaces.Box():
+            scale, offset, _, _ = box_scaling(space)
+            as_is = bool((scale == 1).all() and (offset == 0).all())
+            x = np.asarray(action, np.float32)
+            return x if as_is else (x - offset) / scale
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return np.asarray(action, np.int64) - np.asarray(space.start)
+        case _:
+            return np.asarray(action, zeros(space).dtype)
+
+
+def _stacked(parts: Sequence[Tree]) -> Tree:
+    return map_tree(lambda *x: np.concatenate(x), *parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows(Struct):
+    """Rows [n] of a single environment, in order."""
+
+    observation: Tree
+    action: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+
+def _rows_of(episode: Episode, action_space: Space) -> _Rows:
+    """[T+1]: its steps, and the last observation as a row of its own (see Samples)."""
+    n = len(episode)
+    sampled: Any = episode.info.get(SAMPLED_ACTION)
+    action = canonical_actions(action_space, episode.action) if sampled is None else sampled
+    padded = map_tree(lambda x, zero: np.concatenate([x, zero[None]]), action, zeros(action_space))
+    reward = np.append(episode.reward, np.float32(0))
+    terminated, truncated = np.append(episode.terminated, False), np.append(episode.truncated, False)
+    row = np.arange(n + 1)
+    return _Rows(episode.observation, padded, reward, terminated, truncated, row < n, row == 0)
+
+
+def as_batches(episodes: Iterable[Episode], action_space: Space, T: int, state: Tree = ()) -> Iterator[Samples]:
+    """The rows of episodes as batches [T, 1] of one stream, NumPy arrays; the last one ends with absent rows.
+
+    Args:
+        state: example [1, ...] of the agent's initial state, which every batch has.
+    """
+    parts: list[_Rows] = []
+    n = start = 0
+    for episode in episodes:
+        parts.append(_rows_of(episode, action_space))
+        n += len(parts[-1])
+        if n <= T:  # the row after a batch is needed too
+            continue
+        rows = _joined(parts)
+        while len(rows) > T:
+            yield _batch(rows[:T], rows[T : T + 1], state, start)
+            start, rows = start + T, rows[T:]
+        parts, n = [rows], len(rows)
+    if n:
+        last = replace(parts[-1][-1:], first=np.zeros(1, np.bool_))
+        yield _batch(_joined([*parts, *[last] * (T - n)]), last, state, start)
+
+
+def _joined(parts: Sequence[_Rows]) -> _Rows:
+    joined: _Rows = _stacked(parts)
+    return joined
+
+
+def _batch(rows: _Rows, after: _Rows, state: Tree, start: int) -> Samples:
+    """A batch [T, 1]; `after`: the row that follows."""
+    column = rows.map(lambda x: x[:, None])
+    zero = map_tree(lambda x: np.zeros_like(x[:1]), column.action), np.zeros((1, 1), np.float32)
+    prev_action, prev_reward = _stacked([zero, (column.action, column.reward)])
+    observation, first = (
+        map_tree(lambda x, y: np.concatenate([x, y[:, None]]), *pair)
+        for pair in ((column.observation, after.observation), (column.first, after.first))
+    )
+    no_info: Any = ()
+    return Samples(
+        AgentInputs(observation, prev_action, prev_reward, first),
+        column.action,
+        column.reward,
+        column.terminated,
+        column.truncated,
+        column.valid,
+        info=no_info,
+        state=state,
+        final_state=state,
+        n_env_steps=int(rows.valid.sum()),
+        start=start,
+    )

@@ -1,0 +1,115 @@
+"""HDF5 files of datasets, in Minari's layout: a group for each episode with a dataset for each column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from gymnasium import Space, spaces
+
+from rlframe.core.files import is_regular_file
+from rlframe.core.struct import Tree
+from rlframe.data.episodes import Episode
+from rlframe.data.images import decode_images, is_image
+
+FILE = "main_data.hdf5"
+_RATIO = 1_100  # more than any filter of HDF5 compresses; an array that claims more was never written
+
+
+class HDF5Columns:
+    """Reads episodes. Links, external files and objects are never followed or decoded."""
+
+    def __init__(self, folder: Path, observation_space: Space, action_space: Space, jpeg: bool) -> None:
+        if not is_regular_file(folder / FILE):
+            raise OSError(f"{FILE} is not a regular file")
+        self._file = h5py.File(folder / FILE, "r")
+        self._spaces, self._jpeg = (observation_space, action_space), jpeg
+
+    def read(self, i: int) -> dict[str, Any]:
+        group = _child(self._file, f"episode_{i}")
+        found = {
+            key: self._tree(_child(group, key), space)
+            for key, space in zip(("observations", "actions"), self._spaces, strict=True)
+        }
+        found |= {key: _array(_child(group, key)) for key in ("rewards", "terminations", "truncations")}
+        infos = _child(group, "infos") if "infos" in group else {}
+        arrays = {key: _child(infos, key) for key in infos}
+        return {**found, "infos": {key: _array(x) for key, x in arrays.items() if _is_numeric(x)}}
+
+    def _tree(self, node: Any, space: Space) -> Tree:
+        match space:
+            case spaces.Dict():
+                return {key: self._tree(_child(node, key), sub) for key, sub in space.spaces.items()}
+            case spaces.Tuple():
+                return tuple(self._tree(_child(node, f"_index_{k}"), sub) for k, sub in enumerate(space.spaces))
+            case spaces.Box() if self._jpeg and is_image(space):
+                return decode_images(list(_array(node, vlen=True)), space)
+        return _array(node)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _child(group: Any, name: str) -> Any:
+    """A member that lies in this file."""
+    if not isinstance(group, h5py.Group) or name not in group:
+        raise KeyError(f"it lacks {name}")
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"{name} is a link")
+    return group[name]
+
+
+def _is_numeric(node: Any) -> bool:
+    return isinstance(node, h5py.Dataset) and node.dtype.kind in "fiub" and node.ndim > 0
+
+
+def _array(node: Any, vlen: bool = False) -> np.ndarray:
+    """The values of a dataset, if they can be as many as it says."""
+    if not isinstance(node, h5py.Dataset):
+        raise ValueError(f"{node.name} is not an array")
+    if not (node.dtype.kind in "fiub" or (vlen and h5py.check_vlen_dtype(node.dtype) == np.uint8)):
+        raise ValueError(f"{node.name} holds {node.dtype}, not numbers")
+    if node.is_virtual or node.external:
+        raise ValueError(f"{node.name} lies in another file")
+    stored = node.id.get_storage_size()
+    if node.dtype.kind != "O" and node.size * node.dtype.itemsize > _RATIO * stored:
+        raise ValueError(f"{node.name} claims {node.size:,} values in {stored:,} bytes")
+    return np.asarray(node[()])
+
+
+def write_hdf5(folder: Path, episodes: Iterator[Episode], compression: Mapping[str, str]) -> tuple[int, int]:
+    """Write all episodes to a new file in `folder`; returns their number and their steps.
+
+    Args:
+        compression: gzip or lzf by column (observations, actions, rewards, infos); other columns are not compressed.
+    """
+    n = n_steps = 0
+    with h5py.File(folder / FILE, "x") as file:
+        for n, episode in enumerate(episodes, 1):
+            group = file.create_group(f"episode_{n - 1}")
+            group.attrs.update({"id": n - 1, "total_steps": len(episode)})
+            columns = {
+                "observations": episode.observation,
+                "actions": episode.action,
+                "rewards": episode.reward,
+                "terminations": episode.terminated,
+                "truncations": episode.truncated,
+                "infos": dict(episode.info),
+            }
+            for key, tree in columns.items():
+                _write(group, key, tree, compression.get(key))
+            n_steps += len(episode)
+    return n, n_steps
+
+
+def _write(group: Any, key: str, tree: Tree, compression: str | None) -> None:
+    if isinstance(tree, dict | tuple):
+        below = group.create_group(key)
+        items = tree.items() if isinstance(tree, dict) else ((f"_index_{k}", x) for k, x in enumerate(tree))
+        for name, part in items:
+            _write(below, name, part, compression)
+    else:
+        group.create_dataset(key, data=tree, compression=compression)

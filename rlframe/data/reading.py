@@ -1,0 +1,208 @@
+"""Datasets on disk: Minari's formats (HDF5, Arrow, Parquet), read column by column with every size checked first.
+
+Nothing in a dataset is executed: spaces are read as JSON, and the environment's entry point is never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import Space
+
+from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import parse_json, read_json
+from rlframe.core.spaces import action_parts
+from rlframe.core.struct import map_tree
+from rlframe.data.episodes import Episode
+from rlframe.data.spaces import difference, read_space
+
+DATA, METADATA = "data", "metadata.json"
+_ID = re.compile(r"(?:[-\w][-\w/]*/)?[-\w]+-v\d+")
+_FORMATS = ("arrow", "hdf5", "parquet")
+
+
+class Columns(Protocol):
+    """The arrays of a dataset's episodes, in one format."""
+
+    def read(self, i: int) -> dict[str, Any]:
+        """Those of episode i: observations, actions, rewards, terminations, truncations and infos.
+
+        Raises ConfigError, OSError, ValueError, KeyError or TypeError if they cannot be read.
+        """
+
+    def close(self) -> None:
+        """Close its files."""
+
+
+def datasets_root() -> Path:
+    """Where datasets are kept by id: MINARI_DATASETS_PATH, or ~/.minari/datasets."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+
+
+def locate(name: str) -> Path:
+    """The directory of a dataset by its path (/..., ./..., ~/...) or its id (namespace/name-v0).
+
+    Raises:
+        ConfigError: the name is neither.
+    """
+    if name.startswith(("/", ".", "~")):
+        path = Path(name).expanduser().absolute()
+        return path.parent if path.name == DATA else path
+    if not _ID.fullmatch(name):
+        raise ConfigError(f"{printable(name[:200])!r} is no dataset; give an id such as name-v0, or a path (./name-v0)")
+    return datasets_root() / name
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset of episodes, opened by `open_dataset`."""
+
+    path: Path  # its directory
+    observation_space: Space
+    action_space: Space
+    n_episodes: int
+    n_steps: int
+    format: str  # arrow, hdf5 or parquet
+    jpeg: bool  # whether its images are compressed with loss
+    metadata: Mapping[str, Any] = field(repr=False)  # the content of its metadata.json
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return printable(str(self.metadata.get("dataset_id", self.path.name)))[:200]
+
+    @property
+    def env_id(self) -> str:
+        """The Gymnasium id of the environment it is from; empty if it is not known."""
+        try:
+            spec: Any = parse_json(str(self.metadata.get("env_spec", "{}")).encode())
+            return printable(str(spec.get("id", "")))[:200]
+        except (ValueError, AttributeError):
+            return ""
+
+    def episodes(self, start: int = 0) -> Iterator[Episode]:
+        """Its episodes in order, one at a time in memory.
+
+        Raises:
+            ConfigError: an episode is damaged, has a NaN or Inf, or does not fit the spaces; the message names it.
+        """
+        columns = self._columns()
+        try:
+            for i in range(start, self.n_episodes):
+                try:
+                    found = columns.read(i)
+                    yield self._checked(found)
+                except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError) as error:
+                    reason = printable(" ".join(str(error).split())[:200])
+                    raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {reason}") from None
+                except ConfigError as error:
+                    raise ConfigError(f"episode {i} of the dataset {self.path}: {error}") from None
+        finally:
+            columns.close()
+
+    def _columns(self) -> Columns:
+        try:
+            if self.format == "hdf5":
+                from rlframe.data.hdf5 import HDF5Columns
+
+                return HDF5Columns(self.path / DATA, self.observation_space, self.action_space, self.jpeg)
+            from rlframe.data.arrow import ArrowColumns
+
+            return ArrowColumns(self.path / DATA, self.observation_space, self.action_space, self.jpeg, self.format)
+        except ImportError as error:
+            raise ConfigError(f'the dataset {self.path} needs {error.name}: pip install "rlframe[data]"') from None
+
+    def _checked(self, found: Mapping[str, Any]) -> Episode:
+        """The episode of these arrays; raises ValueError if they do not belong together."""
+        reward = np.asarray(found["rewards"])
+        n = len(reward)
+        if not n or reward.ndim != 1 or reward.dtype.kind not in "fiu":
+            raise ValueError(f"rewards are {reward.dtype}{list(reward.shape)}, not one number a step")
+        ends = [np.asarray(found[key]) for key in ("terminations", "truncations")]
+        if any(x.shape != (n,) or x.dtype.kind not in "biu" for x in ends):
+            raise ValueError(f"terminations and truncations need {n} booleans each")
+        observation = _of_space(self.observation_space, found["observations"], n + 1, "observation")
+        action = _of_space(self.action_space, found["actions"], n, "action")
+        info = {}
+        for key, x in found["infos"].items():
+            if x.dtype.kind in "fiub" and x.ndim and len(x) in (n, n + 1):
+                info[str(key)] = x[len(x) - n :]  # Minari has those of the reset first
+        rewards = reward.astype(np.float32)
+        if not np.isfinite(rewards).all():
+            raise ValueError("rewards have NaN or Inf")
+        terminated, truncated = (x.astype(np.bool_) for x in ends)
+        return Episode(observation, action, rewards, terminated, truncated & ~terminated, info)
+
+
+def _of_space(space: Space, values: Any, n: int, name: str) -> Any:
+    """Values [n, ...] that fit a space, in its dtypes; raises ValueError if they do not."""
+    parts = iter(action_parts(space, name))
+
+    def fitting(x: Any) -> np.ndarray:
+        part_name, part = next(parts)
+        x, shape = np.asarray(x), tuple(part.shape or ())
+        dtype = np.dtype(np.float32 if part.dtype == np.float64 else part.dtype)
+        if x.shape != (n, *shape):
+            raise ValueError(f"{part_name} has the shape {list(x.shape)}, not {[n, *shape]}")
+        if x.dtype.kind not in "fiub" or (x.dtype.kind == "f" and dtype.kind != "f"):
+            raise ValueError(f"{part_name} is {x.dtype}, not {dtype}")
+        if dtype.kind == "f" and not np.isfinite(x).all():
+            raise ValueError(f"{part_name} has NaN or Inf")
+        return x.astype(dtype, copy=False)
+
+    return map_tree(fitting, values)
+
+
+def open_dataset(name: str | Path) -> Dataset:
+    """A dataset by its path or id; see `locate`.
+
+    Raises:
+        ConfigError: there is none, or its metadata are damaged or of another form.
+    """
+    path = locate(str(name))
+    if not (path / DATA / METADATA).exists():
+        where = f"; datasets are in {path.parent} (python -m rlframe.data list)" if path.parent.is_dir() else ""
+        raise ConfigError(f"there is no dataset {path}{where}")
+    metadata = read_json(path / DATA / METADATA)
+    for key in ("observation_space", "action_space", "total_episodes", "total_steps", "data_format"):
+        if key not in metadata:
+            raise ConfigError(f"the dataset {path} lacks {key} in its {METADATA}")
+    counts = n_episodes, n_steps = metadata["total_episodes"], metadata["total_steps"]
+    if any(isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < 1 << 48 for x in counts):
+        raise ConfigError(f"the dataset {path} claims {str(counts)[:80]} episodes and steps, which are no counts")
+    if (kind := metadata["data_format"]) not in _FORMATS:
+        raise ConfigError(f"the dataset {path} has the format {str(kind)[:60]!r}, not one of {', '.join(_FORMATS)}")
+    seen, acted = (
+        read_space(metadata[f"{x}_space"], f"the dataset {path}: {x}_space") for x in ("observation", "action")
+    )
+    return Dataset(path, seen, acted, n_episodes, n_steps, kind, bool(metadata.get("jpeg_encoding", True)), metadata)
+
+
+def check_spaces(dataset: Dataset, observation_space: Space, action_space: Space, of: str) -> None:
+    """Raise ConfigError unless a dataset has the spaces of `of`; the message says what differs."""
+    pairs = (
+        (dataset.observation_space, observation_space, "observation"),
+        (dataset.action_space, action_space, "action"),
+    )
+    for one, other, name in pairs:
+        if found := difference(one, other, name):
+            raise ConfigError(f"the dataset {dataset.path} does not fit {of}: {found}")
+
+
+def list_datasets(root: Path) -> list[Path]:
+    """The directories of datasets below a folder, sorted."""
+    if not root.is_dir():
+        return []
+    found = []
+    for folder, names, _ in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        if DATA in names and (Path(folder) / DATA / METADATA).is_file():
+            found.append(Path(folder))
+            names.clear()
+    return sorted(found)

@@ -1,0 +1,127 @@
+"""DatasetWriter: episodes appended to a dataset that loads at any moment, up to the last one that was written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from gymnasium import Space
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
+from rlframe.data.episodes import Episode
+from rlframe.data.reading import DATA, METADATA, locate
+from rlframe.data.spaces import space_json
+from rlframe.record.directory import replace_file
+
+MINARI_VERSION = "0.5.4"  # whose layout this is; newer versions of Minari read it
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+
+def check_can_write() -> None:
+    """Raise ConfigError if pyarrow is missing."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError('writing a dataset needs pyarrow: pip install "rlframe[data]"')
+
+
+def check_free(name: str) -> None:
+    """Raise ConfigError if `name` is no name of a dataset, or there is one of this name."""
+    if os.path.lexists(path := locate(name)):
+        raise ConfigError(f"a dataset is there already: {path}; use another name, or remove it")
+
+
+@dataclass(frozen=True)
+class NewDataset:
+    """What a dataset will say of itself."""
+
+    name: str  # id or path, see `locate`
+    observation_space: Space
+    action_space: Space
+    env_spec: str = ""  # JSON of Gymnasium's EnvSpec; empty: unknown
+    facts: Mapping[str, Any] = field(default_factory=dict)  # further entries of its metadata: algorithm_name and others
+    format: str = "arrow"  # or parquet
+    compression: str = "none"  # of COMPRESSIONS
+
+
+class DatasetWriter:
+    """Writes episodes in batches, each a step that is complete or did not happen, also under kill -9."""
+
+    def __init__(self, new: NewDataset, resumed: int = -1) -> None:
+        """Make a dataset, or go on with the one there, of which the first `resumed` episodes are kept.
+
+        Raises:
+            ConfigError: a dataset is there already, or has fewer episodes, or pyarrow is missing.
+            OSError: it cannot be written.
+        """
+        check_can_write()
+        from rlframe.data import arrow  # an optional package
+
+        self._write_arrow = arrow.write_arrow
+        self.path, self._new = locate(new.name), new
+        self._data = self.path / DATA
+        self.n_episodes = self.n_steps = 0
+        if resumed >= 0:
+            self._continue(resumed)
+            return
+        check_free(new.name)
+        self._data.mkdir(parents=True)
+        self._save()
+
+    def _continue(self, n: int) -> None:
+        found = read_json(self._data / METADATA)
+        if not isinstance(there := found.get("total_episodes"), int) or there < n:
+            raise ConfigError(f"the dataset {self.path} has {str(there)[:20]} episodes, fewer than the {n} of this run")
+        self.n_episodes = n
+        for i in range(n):
+            self.n_steps += int(read_json(self._data / str(i) / METADATA)["total_steps"])
+        self._save()
+        for i in range(n, there):
+            shutil.rmtree(self._data / str(i), ignore_errors=True)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Append episodes; raises OSError if they cannot be written, and the dataset is as before."""
+        if not episodes:
+            return
+        new = self._new
+        self._write_arrow(self._data, self.n_episodes, episodes, new.format, new.compression)
+        self.n_episodes += len(episodes)
+        self.n_steps += sum(map(len, episodes))
+        self._save()
+
+    def _save(self) -> None:
+        new = self._new
+        content: dict[str, Any] = {
+            "dataset_id": self.dataset_id(),
+            "total_episodes": self.n_episodes,
+            "total_steps": self.n_steps,
+            "data_format": new.format,
+            "jpeg_encoding": False,
+            "observation_space": space_json(new.observation_space),
+            "action_space": space_json(new.action_space),
+            "minari_version": MINARI_VERSION,
+            **({"env_spec": new.env_spec} if new.env_spec else {}),
+            **new.facts,
+        }
+        replace_file(self._data / METADATA, json.dumps(content))
+
+    def dataset_id(self) -> str:
+        """The id that Minari knows it by: its path below the root of datasets, or the name of its folder."""
+        return self._new.name if not self._new.name.startswith(("/", ".", "~")) else self.path.name
+
+    def close(self) -> None:
+        """Note its size in MB, which Minari shows."""
+        size = sum(os.path.getsize(Path(folder) / name) for folder, _, names in os.walk(self._data) for name in names)
+        content = read_json(self._data / METADATA)
+        replace_file(self._data / METADATA, json.dumps({**content, "dataset_size": round(size / 1e6, 1)}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

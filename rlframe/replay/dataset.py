@@ -1,0 +1,215 @@
+"""Replay of recorded datasets, alone or mixed with the run's own experience; `algo.replay=dataset`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+import chz
+import numpy as np
+from torch import Tensor
+
+from rlframe.core.config import choice, fraction, option
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import parse_yaml
+from rlframe.core.ranks import current_ranks
+from rlframe.core.seeding import Role, generator, seed_int
+from rlframe.core.struct import as_numpy, map_tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.data.episodes import Episode, as_batches
+from rlframe.data.reading import Dataset, check_spaces, open_dataset
+from rlframe.replay.base import Replay
+from rlframe.replay.buffer import Batch, ReplayBuffer
+from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored
+
+_CHUNK = 1024  # rows that are appended at a time, where the reader lets them be any number
+_ROOM = 64  # time steps besides those of the data, for frames before the first row
+
+
+def shares_of(path: str) -> dict[str, float]:
+    """The datasets of `algo.replay.path` and their shares, which add up to 1.
+
+    Raises:
+        ConfigError: it is neither a dataset nor {dataset: share, ...} with shares above 0.
+    """
+    if not path.startswith("{"):
+        return {path: 1.0}
+    try:
+        found = parse_yaml(path)
+    except ValueError as error:
+        raise ConfigError(f"algo.replay.path={path:.200}: {error}") from None
+    numbers = isinstance(found, dict) and all(
+        isinstance(share, int | float) and not isinstance(share, bool) and 0 < share < 1e9 for share in found.values()
+    )
+    if not found or not numbers:
+        raise ConfigError(f"algo.replay.path={path:.200} needs the form {{name-v0: 0.7, other-v0: 0.3}}")
+    total = sum(found.values())
+    return {str(name): share / total for name, share in found.items()}
+
+
+@dataclass
+class Digest:
+    """What identifies the rows of a dataset: their number, and a checksum of rewards and ends."""
+
+    n_steps: int = 0
+    crc: int = 0
+
+    def follow(self, episodes: Iterator[Episode]) -> Iterator[Episode]:
+        """The same episodes, counted."""
+        for episode in episodes:
+            self.n_steps += len(episode)
+            for x in (episode.reward, episode.terminated, episode.truncated):
+                self.crc = zlib.crc32(np.ascontiguousarray(x).tobytes(), self.crc)
+            yield episode
+
+
+class MixedReplay(Generic[Batch]):
+    """A replay (see `Replay`) of several, each of which has a fixed share of every batch, to within a row.
+
+    The rows of datasets are not part of its state: a resumed run reads them again, and checks that they are the same.
+    A replay of live experience that has no rows yet leaves its share to the data.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[ReplayBuffer[Batch]],
+        digests: Sequence[Digest],
+        shares: Sequence[float],
+        live: Sequence[Replay[Batch]],
+        live_share: float,
+        rng: np.random.Generator,
+    ) -> None:
+        """`live`: none, or one, which has `live_share` of a batch; the datasets divide the rest by `shares`."""
+        self._data, self._digests, self._live, self._rng = data, digests, live, rng
+        self._parts = [*data, *live]
+        of_data = np.array(shares) * (1 - live_share)
+        self._shares = {False: np.array(shares), True: np.append(of_data, live_share)}
+
+    def __str__(self) -> str:
+        data = ", ".join(f"{digest.n_steps:,} recorded steps" for digest in self._digests)
+        return "; ".join([data, *(f"{self._shares[True][-1]:.0%} live, of {each}" for each in self._live)])
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.n_rows for part in self._parts)
+
+    def append(self, samples: Samples) -> None:
+        for replay in self._live:
+            replay.append(samples)
+
+    def sample(self, n: int, beta: float = 0.0) -> Batch:
+        counts = self._counts(n)
+        found = [
+            self._numbered(part.sample(int(k), beta), i)
+            for i, (part, k) in enumerate(zip(self._parts, counts, strict=False))
+            if k
+        ]
+        return found[0] if len(found) == 1 else self._data[0].join(found)
+
+    def _counts(self, n: int) -> np.ndarray:
+        """The rows of each part in a batch of n; on average its share, always to within a row."""
+        shares = self._shares[any(replay.n_rows for replay in self._live)]
+        bounds = np.floor(np.append(0.0, shares.cumsum()) * n + self._rng.random())
+        bounds[-1] = bounds[0] + n
+        return np.diff(bounds).astype(np.int64)
+
+    def _numbered(self, batch: Any, i: int) -> Any:
+        return replace(batch, index=as_numpy(batch.index) * len(self._parts) + i)
+
+    def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
+        values = as_numpy(priority)
+        for i, part in enumerate(self._parts):
+            mine = index % len(self._parts) == i
+            part.update_priorities(index[mine] // len(self._parts), values[mine])
+
+    def state_dict(self) -> dict[str, Any]:
+        data = [
+            {"selector": part.selector.state_dict(), "n_steps": digest.n_steps, "crc": digest.crc}
+            for part, digest in zip(self._data, self._digests, strict=True)
+        ]
+        return {"data": data, "live": [part.state_dict() for part in self._live], "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the data are not those of the saved state."""
+        for part, digest, saved in zip(self._data, self._digests, state["data"], strict=True):
+            if (saved["n_steps"], saved["crc"]) != (digest.n_steps, digest.crc):
+                raise ValueError(
+                    f"the run learned from {saved['n_steps']:,} steps of a dataset that has {digest.n_steps:,} others "
+                    f"now; bring back the dataset, or begin a new run"
+                )
+            part.selector.load_state_dict(saved["selector"])
+        for replay, saved in zip(self._live, state["live"], strict=True):
+            replay.load_state_dict(saved)
+        self._rng.bit_generator.state = state["rng"]
+
+
+def _filled(dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored]) -> tuple[ReplayBuffer[Batch], Digest]:
+    """A replay with all rows of a dataset, as one stream of one environment, and what identifies them.
+
+    Raises:
+        ConfigError: the dataset is damaged, empty, or has not as many steps as it claims.
+        ValueError: it does not fit into memory.
+    """
+    free = spec.reader.spacing(spec.batch_spec.T) == 1
+    T = _CHUNK if free else spec.batch_spec.T
+    n_rows = dataset.n_steps + dataset.n_episodes
+    state = map_tree(lambda x: x[:1], spec.state)
+    config: ReplayConfig = kind(size=-(-n_rows // T) * T + max(T, _ROOM))
+    buffer: Any = config.make(replace(spec, size=config.size, batch_spec=BatchSpec(T, 1), state=state))
+    assert isinstance(buffer, ReplayBuffer)
+    digest = Digest()
+    for batch in as_batches(digest.follow(dataset.episodes()), dataset.action_space, T, state):
+        if digest.n_steps > dataset.n_steps:
+            break
+        buffer.append(batch.torch())
+    if digest.n_steps != dataset.n_steps:
+        has = "more" if digest.n_steps > dataset.n_steps else f"{digest.n_steps:,}"
+        raise ConfigError(f"the dataset {dataset.path} claims {dataset.n_steps:,} steps and has {has}")
+    if not buffer.n_rows:
+        raise ConfigError(f"the dataset {dataset.path} has no rows that {spec.reader} can sample")
+    return buffer, digest
+
+
+_PLACES = {"device": OnDevice, "disk": OnDisk, "memory": InMemory}
+
+
+@chz.chz
+class OfDatasets(ReplayConfig):
+    """Rows of recorded datasets, and with `live`, of the run's own experience."""
+
+    has_data = True
+
+    path: str = option("", "id or path of a dataset, or {expert-v0: 0.7, medium-v0: 0.3}: their shares of a batch")
+    live: float = fraction(0.0, "share of a batch that is the run's own experience, of which `size` rows are stored")
+    place: str = choice("memory", tuple(_PLACES), "where rows are: disk for more than memory holds")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.path:
+            shares_of(self.path)
+
+    def is_live(self) -> bool:
+        return self.live > 0
+
+    def names(self) -> list[str]:
+        """Ids or paths of the datasets. Raises ConfigError if there are none."""
+        if not self.path:
+            raise ConfigError("algo.replay=dataset needs algo.replay.path=NAME, the id or path of a dataset")
+        return list(shares_of(self.path))
+
+    def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
+        names, kind = self.names(), _PLACES[self.place]
+        if (n := current_ranks().world_size) > 1:
+            raise ConfigError(f"algo.replay=dataset is for one process that learns, not {n}; use learners=1")
+        data, digests = [], []
+        for i, name in enumerate(names):
+            dataset = open_dataset(name)
+            check_spaces(dataset, spec.observation_space, spec.action_space, "the environment of this run")
+            buffer, digest = _filled(dataset, replace(spec, seed=seed_int(spec.seed, Role.REPLAY, i + 1)), kind)
+            data.append(buffer)
+            digests.append(digest)
+        live = [kind(size=self.size).make(spec)] if self.is_live() else []
+        shares = list(shares_of(self.path).values())
+        return MixedReplay(data, digests, shares, live, self.live, generator(spec.seed, Role.REPLAY, 0))

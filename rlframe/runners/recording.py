@@ -1,0 +1,146 @@
+"""Recorder: writes the episodes of a training run to a dataset, beside learning; `record=NAME`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium import Space
+
+import rlframe
+from rlframe.core.errors import ConfigError, RecordError
+from rlframe.core.types import Samples
+from rlframe.data.cutting import EpisodeCutter
+from rlframe.data.episodes import Episode
+from rlframe.data.writing import DatasetWriter, NewDataset
+from rlframe.envs import EnvConfig
+from rlframe.runners.callbacks import Callback
+
+if TYPE_CHECKING:
+    from rlframe.runners.base import Runner
+
+_FLUSH_BYTES, _FLUSH_S = 1 << 25, 2.0  # episodes are handed to the writing thread in shares of so much
+_MOST_SHARES = 4  # that wait for the thread; then learning waits for the disk
+
+_logger = logging.getLogger("rlframe")
+
+
+class Recorder(Callback):
+    """Follows the batches of a runner, and writes whole episodes in a thread of its own.
+
+    The dataset loads at any moment. A resumed run takes away the episodes since its snapshot, and records on. Rewards
+    are those that are learned from: clipped, if the run clips them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        observation_space: Space,
+        action_space: Space,
+        facts: Mapping[str, Any] | None = None,
+        compression: str = "none",
+    ) -> None:
+        """Args:
+        name: id or path of a new dataset.    facts: further entries of its metadata.    compression: none, lz4 or zstd.
+        """
+        self._name, self._facts, self._compression = name, dict(facts or {}), compression
+        self._spaces = observation_space, action_space
+        self._resumed: dict[str, Any] = {}
+        self._cutters: dict[int, EpisodeCutter] = {}  # by stream
+        self._pending: list[Episode] = []
+        self._bytes, self._flushed_s = 0, 0.0
+        self._shares: queue.Queue[list[Episode]] = queue.Queue(_MOST_SHARES)
+        self._failure: OSError | None = None
+        self._writer: DatasetWriter | None = None
+
+    def on_start(self, runner: Runner) -> None:
+        spec = env_spec_json(runner.sampler.env)
+        new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
+        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1))
+        for stream, state in self._resumed.get("streams", {}).items():
+            self._cutter(int(stream)).load_state_dict(state)
+        self._resumed = {}
+        threading.Thread(target=self._write, args=(self._writer,), name="recording", daemon=True).start()
+
+    def _cutter(self, stream: int) -> EpisodeCutter:
+        return self._cutters.setdefault(stream, EpisodeCutter(*self._spaces))
+
+    def on_batch(self, samples: Samples) -> None:
+        found = [episode for _, episode in self._cutter(samples.stream).add(samples)]
+        self._pending += found
+        self._bytes += sum(episode.n_bytes for episode in found)
+        now = time.monotonic()
+        if self._pending and (self._bytes > _FLUSH_BYTES or now > self._flushed_s + _FLUSH_S):
+            self._flush()
+
+    def _flush(self) -> None:
+        """Hand all episodes to the thread; waits only if that is far behind."""
+        if self._pending:
+            self._shares.put(self._pending)
+        self._pending, self._bytes, self._flushed_s = [], 0, time.monotonic()
+        if self._failure is not None:
+            raise RecordError(f"the dataset {self._name} cannot be written: {self._failure}")
+
+    def _write(self, writer: DatasetWriter) -> None:
+        while True:
+            share = self._shares.get()
+            try:
+                if self._failure is None:
+                    writer.add(share)
+            except OSError as error:
+                self._failure = error
+            finally:
+                self._shares.task_done()
+
+    def on_end(self) -> None:
+        assert self._writer is not None
+        self._flush()
+        self._shares.join()
+        self._flush()
+        self._writer.close()
+        dropped = sum(cutter.n_dropped for cutter in self._cutters.values())
+        also = f"; {dropped} interrupted ones are not in it" if dropped else ""
+        _logger.info(f"recorded {self._writer.n_episodes:,} episodes in {self._writer.path}{also}")
+
+    def state_dict(self) -> dict[str, Any]:
+        self._flush()
+        self._shares.join()
+        self._flush()
+        n = self._writer.n_episodes if self._writer is not None else 0
+        return {"n_episodes": n, "streams": {str(k): each.state_dict() for k, each in self._cutters.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = dict(state)
+
+
+def env_spec_json(env: EnvConfig | None) -> str:
+    """Gymnasium's JSON of an environment that it knows by its id; empty for others."""
+    if env is None or not isinstance(env.id, str) or env.id not in gymnasium.registry:
+        return ""
+    spec = gymnasium.spec(env.id)
+    try:
+        return replace(spec, kwargs={**spec.kwargs, **env.kwargs}).to_json()
+    except (TypeError, ValueError):  # arguments that are not JSON
+        return ""
+
+
+def facts_of(config: Mapping[str, Any], algo: str, seed: int) -> dict[str, Any]:
+    """What a dataset says of the run that recorded it."""
+    plain = json.loads(json.dumps(dict(config), default=str))
+    by = f"rlframe {rlframe.__version__}, algo={algo}, seed={seed}"
+    return {"algorithm_name": algo, "description": f"recorded by {by}", "rlframe": plain}
+
+
+def named_for(name: str, seed: int, run_ID: int, rank: int) -> str:
+    """The name of a run's dataset: {seed} and {run_ID} replaced, and of another rank than 0, -rank1 before -v0."""
+    if set(found := name.replace("{seed}", str(seed)).replace("{run_ID}", str(run_ID))) & set("{}"):
+        raise ConfigError(f"record={name:.100} may have {{seed}} and {{run_ID}} in braces, and nothing else")
+    stem, dash, version = found.rpartition("-v")
+    return f"{stem}-rank{rank}{dash}{version}" if rank and dash else found
