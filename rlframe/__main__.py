@@ -7,6 +7,7 @@ _COMMANDS = {
     "launch": "train a run, resume one, or queue a study of many",
     "evaluate": "evaluate trained agents, film or watch them",
     "plot": "draw learning curves",
+    "data": "list, describe, merge, split, filter, convert and import datasets",
     "export": "write a trained policy as a program of its own",
 }
 

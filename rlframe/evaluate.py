@@ -24,14 +24,19 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, printable
 from rlframe.core.files import prepare_output
+from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
+from rlframe.data.writing import NewDataset, check_can_write, check_free
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained, params_of
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
+from rlframe.evaluation.recording import EvaluationRecorder
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.record.console import progress_bar
+from rlframe.runners.recording import env_spec_json, facts_of
 
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
@@ -49,6 +54,7 @@ usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
   render=human     play the episodes one after another in the environment's own window
   video=DIR        play the episodes one after another, and write each as DIR/episode_<n>.mp4
   out=FILE         write every episode: FILE.csv one row each, other names JSON with the summary
+  dataset=NAME     record the episodes to a new dataset, an id such as cartpole-v0 or a path (python -m rlframe.data)
   device=auto      auto | cpu | cuda:0
   trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)
   traceback=false  show the traceback of an error
@@ -60,7 +66,7 @@ of episodes that run side by side, the short ones end first.
 """
 
 _LOG = "progress.csv"
-_OWN = ("seed", "snapshot", "replay", "render", "video", "out", "device", "trust")
+_OWN = ("seed", "snapshot", "replay", "render", "video", "out", "dataset", "device", "trust")
 _SHORT = {"steps": "env_steps"}  # key: field of eval., where they differ
 _OF_EVAL = ("n_episodes", "steps", "n_envs", "n_workers", "explore", "epsilon")  # with defaults of this command
 _WITH_REPLAY = ("replay", "snapshot", "n_workers", "out", "device", "threads", "trust")
@@ -85,6 +91,7 @@ class EvaluationOptions:
     render: str
     video: str
     out: str
+    dataset: str
     device: str
     trust: bool
     changes: Mapping[str, Any]  # keys of the run
@@ -114,6 +121,8 @@ def _evaluate(argv: list[str]) -> int:
     runs = [_load(name, options) for name in names]
     if options.out:
         prepare_output(Path(options.out), "out")
+    if options.dataset:
+        _check_dataset(options.dataset, len(runs))
     if options.video:
         prepare_film(Path(options.video))
     found = []
@@ -127,6 +136,14 @@ def _evaluate(argv: list[str]) -> int:
     return 0
 
 
+def _check_dataset(name: str, n_runs: int) -> None:
+    """Raise ConfigError unless the episodes of one run can be recorded to a dataset of this name."""
+    if n_runs > 1:
+        raise ConfigError(f"dataset={name:.100} is for one run, not {n_runs}; evaluate them one by one")
+    check_can_write()
+    check_free(name)
+
+
 def read_options(words: KeyValues) -> EvaluationOptions:
     """The options of the command line. Raises ConfigError for a wrong one, or if there is no display for a window."""
     replay = words.flag("replay")
@@ -134,7 +151,7 @@ def read_options(words: KeyValues) -> EvaluationOptions:
         raise ConfigError(f"replay=true plays the run's own evaluation again, so {chosen[0]} cannot be chosen")
     of_eval = {"eval.n_workers": words.count("n_workers", 0)} if replay else _eval_keys(words)
     seed, device, trust = words.count("seed", 0), words.text("device", "auto"), words.flag("trust")
-    snapshot, out = words.text("snapshot"), words.text("out")
+    snapshot, out, dataset = words.text("snapshot"), words.text("out"), words.text("dataset")
     render, video = words.text("render"), words.text("video")
     if render not in ("", "human"):
         raise ConfigError(f"render={render!r} must be human")
@@ -142,8 +159,10 @@ def read_options(words: KeyValues) -> EvaluationOptions:
         raise ConfigError("render=human opens a window and video=DIR films without one; choose one of them")
     if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
         raise ConfigError("render=human needs a display, and DISPLAY is not set; video=DIR films without one")
+    if dataset and (render or video):
+        raise ConfigError("dataset= records episodes that are played side by side; leave out render and video")
     changes = {"eval.video_every": 0, **of_eval, **_changes(words.remaining)}
-    return EvaluationOptions(seed, snapshot, replay, render, video, out, device, trust, changes)
+    return EvaluationOptions(seed, snapshot, replay, render, video, out, dataset, device, trust, changes)
 
 
 def _eval_keys(words: KeyValues) -> dict[str, Any]:
@@ -245,7 +264,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
             episodes = _watch(trained, options, folder, on_episode)
         else:
             with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator:
-                episodes = evaluator.play(number, on_episode=on_episode)
+                episodes = _play_recorded(evaluator, run, options, number, on_episode)
     seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
     found = report.Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
     if config.env_steps:
@@ -260,6 +279,37 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
         same = "the same as" if mean == run.logged else "but"
         print(f"replay: return_mean {mean!r}, {same} {run.logged!r} in {_LOG} at env_steps {number}")
     return found
+
+
+def _play_recorded(
+    evaluator: Evaluator,
+    run: EvaluatedRun,
+    options: EvaluationOptions,
+    number: int,
+    on_episode: Callable[[Trajectory], None],
+) -> list[Trajectory]:
+    """Play the episodes of an evaluation, and write them to a dataset if that is wanted."""
+    if not options.dataset:
+        return evaluator.play(number, on_episode=on_episode)
+    trained, explore = run.trained, evaluator.config.explore
+    experiment = trained.experiment
+    how = "with exploration" if explore else "greedy"
+    facts = facts_of(to_flat(experiment), part_name(experiment.algo, ROOTS["algo"]), experiment.seed)
+    facts["description"] += f", {how}, at env_steps {trained.env_steps}"
+    spaces = trained.observation_space, trained.action_space
+    new = NewDataset(options.dataset, *spaces, env_spec_json(trained.env), facts)
+    with closing(EvaluationRecorder(new, sampled=explore)) as recorder:
+        evaluator.on_batch = recorder.on_batch
+
+        def counted(episode: Trajectory) -> None:
+            recorder.on_episode(episode)
+            on_episode(episode)
+
+        episodes = evaluator.play(number, on_episode=counted)
+    print(
+        f"dataset: {recorder.writer.n_episodes:,} episodes, {recorder.writer.n_steps:,} steps in {recorder.writer.path}"
+    )
+    return episodes
 
 
 def _watch(

@@ -20,7 +20,9 @@ _RECORDED = ("log_prob",)  # of what acting has computed
 class EpisodeCutter:
     """Follows the environments of one stream. An episode that something interrupts is dropped."""
 
-    def __init__(self, observation_space: Space, action_space: Space) -> None:
+    def __init__(self, observation_space: Space, action_space: Space, with_info: bool = True) -> None:
+        """`with_info`: what acting has computed is recorded too, which holds of actions drawn from the policy."""
+        self._with_info = with_info
         self._action_space, self._decode = action_space, action_decoder(action_space)
         self._example = zeros(observation_space), zeros(action_space), 0, 0, 0
         self._open: dict[int, list[tuple[Tree, ...]]] = {}  # parts of the running episodes, by environment
@@ -30,7 +32,7 @@ class EpisodeCutter:
     def add(self, samples: Samples) -> list[tuple[int, Episode]]:
         """The episodes that end in a batch [T, B] and their environments, ordered by environment, then time."""
         rows = samples.numpy()
-        info = _recorded(rows.info)
+        info = _recorded(rows.info) if self._with_info else {}
         columns: tuple[Tree, ...] = (
             rows.inputs.observation,
             rows.action,

@@ -49,6 +49,23 @@ class NewDataset:
     compression: str = "none"  # of COMPRESSIONS
 
 
+def metadata_of(new: NewDataset, n_episodes: int, n_steps: int) -> dict[str, Any]:
+    """The content of a metadata.json."""
+    is_path = new.name.startswith(("/", ".", "~"))
+    return {
+        "dataset_id": Path(new.name).name if is_path else new.name,
+        "total_episodes": n_episodes,
+        "total_steps": n_steps,
+        "data_format": new.format,
+        "jpeg_encoding": False,
+        "observation_space": space_json(new.observation_space),
+        "action_space": space_json(new.action_space),
+        "minari_version": MINARI_VERSION,
+        **({"env_spec": new.env_spec} if new.env_spec else {}),
+        **new.facts,
+    }
+
+
 class DatasetWriter:
     """Writes episodes in batches, each a step that is complete or did not happen, also under kill -9."""
 
@@ -95,24 +112,8 @@ class DatasetWriter:
         self._save()
 
     def _save(self) -> None:
-        new = self._new
-        content: dict[str, Any] = {
-            "dataset_id": self.dataset_id(),
-            "total_episodes": self.n_episodes,
-            "total_steps": self.n_steps,
-            "data_format": new.format,
-            "jpeg_encoding": False,
-            "observation_space": space_json(new.observation_space),
-            "action_space": space_json(new.action_space),
-            "minari_version": MINARI_VERSION,
-            **({"env_spec": new.env_spec} if new.env_spec else {}),
-            **new.facts,
-        }
+        content = metadata_of(self._new, self.n_episodes, self.n_steps)
         replace_file(self._data / METADATA, json.dumps(content))
-
-    def dataset_id(self) -> str:
-        """The id that Minari knows it by: its path below the root of datasets, or the name of its folder."""
-        return self._new.name if not self._new.name.startswith(("/", ".", "~")) else self.path.name
 
     def close(self) -> None:
         """Note its size in MB, which Minari shows."""

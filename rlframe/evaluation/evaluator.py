@@ -79,7 +79,7 @@ def never() -> bool:
     return False
 
 
-def ignore(samples: Samples, plays: Sequence[bool]) -> None:
+def ignore(samples: Samples) -> None:
     """The batches of an evaluation that nobody records."""
 
 
@@ -172,7 +172,7 @@ class Evaluator(BaseEvaluator):
         seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
         self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
         self.agent = agent
-        self.on_batch: Callable[[Samples, Sequence[bool]], None] = ignore  # with the environments whose episodes count
+        self.on_batch: Callable[[Samples], None] = ignore  # called with each batch, before its episodes are counted
         with agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
             film = FilmConfig(1, seed, config.explore, config.max_length)
             self.films = Films(0 if rank else config.video_every, self.env, agent, film)
@@ -218,7 +218,7 @@ class Evaluator(BaseEvaluator):
             if stop():
                 return [], False
             try:
-                self.on_batch(self.collector.collect(), plays)
+                self.on_batch(self.collector.collect())
             except EnvError as error:
                 raise EnvError(f"in evaluation, {error}") from error.__cause__
             for trajectory in tracker.pop():

@@ -1,0 +1,198 @@
+"""python -m rlframe.data VERB ...: list, describe, merge, split, filter, convert and import datasets."""
+
+from __future__ import annotations
+
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import prepare_output
+from rlframe.data import tools
+from rlframe.data.episodes import Episode
+from rlframe.data.reading import Dataset, datasets_root, list_datasets, open_dataset
+from rlframe.data.rllib import read_json_lines
+from rlframe.data.tools import Limits, like
+from rlframe.data.writing import COMPRESSIONS, NewDataset, check_free
+
+_USAGE = """\
+usage: python -m rlframe.data VERB [DATASET ...] [key=value ...]
+
+A DATASET is an id such as name-v0, below MINARI_DATASETS_PATH or ~/.minari/datasets, or a path (/..., ./..., ~/...).
+
+  list [FOLDER]                          the datasets in a folder, by default where ids are
+  describe DATASET... [out=FILE.png]     episodes, steps, returns and lengths; out= draws them
+  merge DATASET... into=NEW              all episodes of several
+  split DATASET into=A,B fraction=0.9    the first part has this fraction of the episodes, drawn with seed=0
+  filter DATASET into=NEW                min_return= max_return= min_length= max_length=
+  convert DATASET into=NEW format=hdf5   or arrow, parquet
+  import FILE.json into=NEW env=ID       RLlib's JSON lines; rows that need unpickling are refused
+
+Where a dataset is written: format=arrow, and compression=none, lz4 or zstd (hdf5: gzip for both). Images are kept as
+they are, without loss. To record: record=NEW in python -m rlframe.launch, dataset=NEW in python -m rlframe.evaluate.
+"""
+_FORMATS = ("arrow", "parquet", "hdf5")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit status."""
+    if not argv or any(word in ("-h", "--help", "help") for word in argv):
+        print(_USAGE)
+        return 0 if argv else 2
+    return run_command(_run, argv)
+
+
+def _run(argv: list[str]) -> int:
+    verb, *others = argv
+    if verb not in _VERBS:
+        raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
+    names = [word for word in others if "=" not in word]
+    _VERBS[verb](names, KeyValues(word for word in others if "=" in word))
+    return 0
+
+
+def _list(names: list[str], words: KeyValues) -> None:
+    words.check_unknown(())
+    root = Path(names[0]) if names else datasets_root()
+    for path in list_datasets(root):
+        try:
+            found = open_dataset(str(path.absolute()))
+        except ConfigError as error:
+            print(f"{path}: {error}")
+            continue
+        env = f", {found.env_id}" if found.env_id else ""
+        print(f"{found.name}: {found.n_episodes:,} episodes, {found.n_steps:,} steps{env}, {found.format}")
+    if not list_datasets(root):
+        print(f"no datasets in {root}")
+
+
+def _describe(names: list[str], words: KeyValues) -> None:
+    out = words.text("out")
+    words.check_unknown(("out",))
+    datasets = _opened(names, 1)
+    if out:
+        prepare_output(Path(out), "out")
+    found = {}
+    for dataset in datasets:
+        found[dataset.name] = tools.describe(dataset)
+        env = f" of {dataset.env_id}" if dataset.env_id else ""
+        print(f"{dataset.name}{env}, {dataset.format}, in {dataset.path}")
+        print(f"  observations {dataset.observation_space}\n  actions {dataset.action_space}")
+        print("\n".join(found[dataset.name].lines()))
+    if out:
+        tools.draw(found, Path(out))
+
+
+def _merge(names: list[str], words: KeyValues) -> None:
+    datasets = _opened(names, 2)
+    new = _new(datasets[0], words, "")
+    facts = {**new.facts, "combined_datasets": [each.name for each in datasets]}
+    _write(replace(new, facts=facts), tools.merged(datasets))
+
+
+def _split(names: list[str], words: KeyValues) -> None:
+    (dataset,) = _opened(names, 1, 1)
+    fraction, seed = _number(words, "fraction", 0.9), words.count("seed", 0)
+    targets = words.text("into").split(",")
+    if len(targets) != 2:
+        raise ConfigError(f"into={','.join(targets):.200} needs two names, into=A,B")
+    parts = tools.split(dataset, fraction, seed)
+    first = _new(dataset, words, targets[0])
+    for name, part in zip(targets, parts, strict=True):
+        check_free(name)
+        _write(replace(first, name=name), part())
+
+
+def _filter(names: list[str], words: KeyValues) -> None:
+    (dataset,) = _opened(names, 1, 1)
+    limits = Limits(
+        _number(words, "min_return", -math.inf),
+        _number(words, "max_return", math.inf),
+        words.count("min_length", 0),
+        _number(words, "max_length", math.inf),
+    )
+    _write(_new(dataset, words, ""), filter(limits.keep, dataset.episodes()))
+
+
+def _convert(names: list[str], words: KeyValues) -> None:
+    (dataset,) = _opened(names, 1, 1)
+    _write(_new(dataset, words, ""), dataset.episodes())
+
+
+def _import(names: list[str], words: KeyValues) -> None:
+    if len(names) != 1:
+        raise ConfigError(f"give one file of JSON lines, not {len(names)}")
+    env = words.text("env")
+    if not env:
+        raise ConfigError("env=ID says which environment the rows are from; its spaces are checked")
+    observation_space, action_space, spec = tools.spaces_of(env)
+    into, kind, compression = _target(words, "")
+    facts = {"description": "imported from RLlib's JSON lines"}
+    new = NewDataset(into, observation_space, action_space, spec, facts, kind, compression)
+    _write(new, read_json_lines(Path(names[0]), observation_space, action_space))
+
+
+def _opened(names: list[str], least: int, most: int = sys.maxsize) -> list[Dataset]:
+    if not least <= len(names) <= most:
+        wanted = f"{least}" if most == least else f"{least} or more"
+        raise ConfigError(f"give {wanted} datasets, not {len(names)}; --help shows the forms")
+    return [open_dataset(name) for name in names]
+
+
+def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
+    """Name, format and compression of a new dataset; no other key is left."""
+    into, kind, compression = (
+        into or words.text("into"),
+        words.text("format", "arrow"),
+        words.text("compression", "none"),
+    )
+    words.check_unknown(("into", "format", "compression"))
+    for key, value, known in (("format", kind, _FORMATS), ("compression", compression, COMPRESSIONS)):
+        if value not in known:
+            raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")
+    if not into:
+        raise ConfigError("into=NEW is missing, the id or path of the new dataset")
+    check_free(into)
+    return into, kind, compression
+
+
+def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
+    into, kind, compression = _target(words, into)
+    return like(dataset, into, format=kind, compression=compression)
+
+
+def _number(words: KeyValues, key: str, default: float) -> float:
+    text = words.text(key, str(default))
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{key}={text:.60} must be a number") from None
+
+
+def _write(new: NewDataset, episodes: Iterable[Episode]) -> None:
+    n, n_steps = tools.write(new, episodes)
+    print(f"{new.name}: {n:,} episodes, {n_steps:,} steps")
+
+
+_VERBS: dict[str, Callable[[list[str], KeyValues], None]] = {
+    "list": _list,
+    "describe": _describe,
+    "merge": _merge,
+    "split": _split,
+    "filter": _filter,
+    "convert": _convert,
+    "import": _import,
+}
+
+
+if __name__ == "__main__":
+    exit_with(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Experience in RLlib's JSON lines: read as episodes. Rows that are pickled are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import open_regular_file
+from rlframe.core.spaces import zeros
+from rlframe.data.episodes import Episode
+
+_MOST_BYTES, _LINE_BYTES = 1 << 40, 1 << 28
+_ENDS = {"terminateds": "terminated", "terminated": "terminated", "truncateds": "truncated", "truncated": "truncated"}
+
+
+def read_json_lines(path: Path, observation_space: Space, action_space: Space) -> Iterator[Episode]:
+    """The episodes of a file of sample batches; an episode that goes over several lines is joined.
+
+    Raises:
+        ConfigError: a line is no sample batch of one policy, or holds pickled rows; the message names the line.
+    """
+    rows: list[dict[str, Any]] = []
+    with open_regular_file(path, _MOST_BYTES) as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LINE_BYTES), b""), 1):
+            if not line.strip():
+                continue
+            try:
+                for row in _rows(json.loads(line)):
+                    if rows and row["eps_id"] != rows[-1]["eps_id"]:
+                        yield _episode(rows, observation_space, action_space)
+                        rows = []
+                    rows.append(row)
+                    if row["terminated"] or row["truncated"]:
+                        yield _episode(rows, observation_space, action_space)
+                        rows = []
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+                reason = printable(" ".join(str(error).split())[:200])
+                raise ConfigError(f"{path}, line {number}: {reason}") from None
+    if rows:
+        try:
+            yield _episode(rows, observation_space, action_space)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, its last episode: {str(error)[:200]}") from None
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a line."""
+    if not isinstance(batch, Mapping):
+        raise ValueError("it is no sample batch")
+    if batch.get("type") == "MultiAgentBatch":
+        policies = batch["policy_batches"]
+        if len(policies) != 1:
+            raise ValueError(f"it has {len(policies)} policies, and only batches of one are imported")
+        batch = next(iter(policies.values()))
+    columns = {key: x for key, x in batch.items() if key not in ("type", "count")}
+    for key, x in columns.items():
+        if isinstance(x, str):
+            raise ValueError(f"{key} is pickled, which is never read; write it with compress_columns=[]")
+    n = len(columns["rewards"])
+    names = {"obs", "new_obs", "actions", "rewards", "action_logp", "eps_id", "dones", *_ENDS} & columns.keys()
+    if wrong := [name for name in names if len(columns[name]) != n]:
+        raise ValueError(f"{wrong[0]} has {len(columns[wrong[0]])} rows and rewards {n}")
+    for i in range(n):
+        row = {name: columns[name][i] for name in names}
+        ends = {_ENDS[name]: bool(row[name]) for name in names & _ENDS.keys()}
+        done = {"terminated": bool(row.get("dones", False)), "truncated": False}
+        yield {"eps_id": 0, **row, **done, **ends}
+
+
+def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space: Space) -> Episode:
+    last = rows[-1]
+    if not (last["terminated"] or last["truncated"]):
+        last = {**last, "truncated": True}  # the file ends, or another episode begins
+    seen = [row["obs"] for row in rows] + [last.get("new_obs", last["obs"])]
+    info = {}
+    if all("action_logp" in row for row in rows):
+        info["log_prob"] = np.array([row["action_logp"] for row in rows], np.float32)
+    every = [*rows[:-1], last]
+    return Episode(
+        _array(observation_space, seen, "obs"),
+        _array(action_space, [row["actions"] for row in rows], "actions"),
+        np.array([row["rewards"] for row in rows], np.float32),
+        np.array([row["terminated"] for row in every], np.bool_),
+        np.array([row["truncated"] for row in every], np.bool_),
+        info,
+    )
+
+
+def _array(space: Space, values: list[Any], name: str) -> np.ndarray:
+    """Values [n, *space.shape]; raises ValueError if they do not fit."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise ValueError(f"{name}: only one array is imported, not {type(space).__name__}")
+    found = np.array(values)
+    shape = (len(values), *(space.shape or ()))
+    if found.dtype.kind not in "fiub" or found.shape != shape:
+        raise ValueError(f"{name} has the shape {list(found.shape)} of {found.dtype}, not {list(shape)}")
+    return found.astype(zeros(space).dtype if not isinstance(space, spaces.Box) else np.dtype(_kept(space)))
+
+
+def _kept(box: spaces.Box) -> Any:
+    return np.float32 if box.dtype == np.float64 else box.dtype

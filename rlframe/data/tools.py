@@ -1,0 +1,218 @@
+"""What can be done with whole datasets: copied to another format, described, merged, split and filtered."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from rlframe.core.errors import ConfigError
+from rlframe.data.episodes import Episode
+from rlframe.data.reading import DATA, METADATA, Dataset, check_spaces
+from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of
+from rlframe.record.directory import replace_file
+
+_SHARE_BYTES = 1 << 25  # of episodes that are written together
+_KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", "ref_min_score", "ref_max_score")
+_BARS, _WIDTH = 10, 40  # of a histogram
+
+
+def like(dataset: Dataset, name: str, **changes: Any) -> NewDataset:
+    """A new dataset of the same spaces, that says where it is from."""
+    kept = {key: dataset.metadata[key] for key in _KEPT if key in dataset.metadata}
+    spec = str(kept.pop("env_spec", ""))
+    facts = {**kept, "combined_datasets": [dataset.name]}
+    return replace(NewDataset(name, dataset.observation_space, dataset.action_space, spec, facts), **changes)
+
+
+def write(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
+    """Write episodes to a new dataset, which appears when all of them are written; returns their number and steps.
+
+    Raises:
+        ConfigError: there is a dataset of this name, or an episode is damaged.
+    """
+    check_free(new.name)
+    hidden = _hidden(new.name)
+    shutil.rmtree(hidden.path, ignore_errors=True)
+    try:
+        if new.format == "hdf5":
+            n, n_steps = _write_hdf5(replace(new, name=str(hidden.path)), episodes)
+        else:
+            with DatasetWriter(replace(new, name=str(hidden.path))) as writer:
+                for share in _shares(episodes):
+                    writer.add(share)
+            n, n_steps = writer.n_episodes, writer.n_steps
+        path = hidden.path / DATA / METADATA
+        replace_file(path, json.dumps({**json.loads(path.read_text()), "dataset_id": hidden.dataset_id}))
+        os.replace(hidden.path, hidden.to)
+    finally:
+        shutil.rmtree(hidden.path, ignore_errors=True)
+    return n, n_steps
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    path: Path  # where a dataset is made
+    to: Path  # where it is moved
+    dataset_id: str
+
+
+def _hidden(name: str) -> _Hidden:
+    from rlframe.data.reading import locate
+
+    to = locate(name)
+    dataset_id = to.name if name.startswith(("/", ".", "~")) else name
+    return _Hidden(to.with_name(f".{to.name}.new"), to, dataset_id)
+
+
+def _shares(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
+    share: list[Episode] = []
+    n_bytes = 0
+    for episode in episodes:
+        share.append(episode)
+        n_bytes += episode.n_bytes
+        if n_bytes > _SHARE_BYTES:
+            yield share
+            share, n_bytes = [], 0
+    if share:
+        yield share
+
+
+def _write_hdf5(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
+    try:
+        from rlframe.data.hdf5 import write_hdf5
+    except ImportError:
+        raise ConfigError('format=hdf5 needs h5py: pip install "rlframe[data]"') from None
+    folder = Path(new.name) / DATA
+    folder.mkdir(parents=True)
+    codec = {"none": None}.get(new.compression, "gzip")
+    columns = ("observations", "actions", "rewards", "infos")
+    n, n_steps = write_hdf5(folder, iter(episodes), dict.fromkeys(columns, codec) if codec else {})
+    replace_file(folder / METADATA, json.dumps(metadata_of(new, n, n_steps)))
+    return n, n_steps
+
+
+def merged(datasets: list[Dataset]) -> Iterator[Episode]:
+    """The episodes of several datasets, one after the other. Raises ConfigError unless all have the same spaces."""
+    first = datasets[0]
+    for other in datasets[1:]:
+        check_spaces(other, first.observation_space, first.action_space, f"{first.path}")
+    return (episode for dataset in datasets for episode in dataset.episodes())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which episodes `filtered` keeps."""
+
+    min_return: float = -np.inf
+    max_return: float = np.inf
+    min_length: int = 0
+    max_length: float = np.inf
+
+    def keep(self, episode: Episode) -> bool:
+        inside = self.min_return <= episode.return_ <= self.max_return
+        return inside and self.min_length <= len(episode) <= self.max_length
+
+
+def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Callable[[], Iterator[Episode]], ...]:
+    """Two parts of a dataset, of which the first has this fraction of the episodes, drawn at random."""
+    n = round(dataset.n_episodes * fraction)
+    if not 0 < n < dataset.n_episodes:
+        raise ConfigError(
+            f"fraction={fraction:g} of {dataset.n_episodes} episodes leaves one part empty; use one between "
+            f"{1 / max(2, dataset.n_episodes):.2g} and {1 - 1 / max(2, dataset.n_episodes):.2g}"
+        )
+    chosen = set(np.random.default_rng(seed).permutation(dataset.n_episodes)[:n].tolist())
+    parts = [[i in chosen for i in range(dataset.n_episodes)], [i not in chosen for i in range(dataset.n_episodes)]]
+    return tuple(_part(dataset, kept) for kept in parts)
+
+
+def _part(dataset: Dataset, kept: list[bool]) -> Callable[[], Iterator[Episode]]:
+    return lambda: (episode for episode, keep in zip(dataset.episodes(), kept, strict=True) if keep)
+
+
+@dataclass(frozen=True)
+class Description:
+    """Returns and lengths of all episodes, and what is known of their actions."""
+
+    returns: np.ndarray  # [episodes]
+    lengths: np.ndarray  # [episodes] env steps
+    n_terminated: int
+    n_truncated: int
+    n_bytes: int
+    infos: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """For people, with a histogram of the returns."""
+        r, n = self.returns, self.lengths
+        text = [
+            f"  {len(r):,} episodes, {int(n.sum()):,} steps, {self.n_bytes / 1e6:,.1f} MB in memory",
+            f"  return {r.mean():.4g} +- {r.std():.4g}, from {r.min():.4g} to {r.max():.4g}",
+            f"  length {n.mean():.4g} +- {n.std():.4g}, from {n.min()} to {n.max()}",
+            f"  {self.n_terminated:,} terminated, {self.n_truncated:,} truncated",
+            f"  recorded besides: {', '.join(self.infos) or 'nothing'}",
+            "  returns:",
+        ]
+        counts, edges = np.histogram(r, _BARS)
+        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+            bar = "#" * -(-int(count) * _WIDTH // max(1, int(counts.max())))
+            text.append(f"    {low:>10.4g} to {high:<10.4g} {count:>7,} {bar}".rstrip())
+        return text
+
+
+def describe(dataset: Dataset) -> Description:
+    """Read all episodes of a dataset once. Raises ConfigError if it has none, or one is damaged."""
+    returns, lengths, infos = [], [], dict[str, None]()
+    terminated = truncated = n_bytes = 0
+    for episode in dataset.episodes():
+        returns.append(episode.return_)
+        lengths.append(len(episode))
+        terminated += bool(episode.terminated[-1])
+        truncated += bool(episode.truncated[-1])
+        n_bytes += episode.n_bytes
+        infos |= dict.fromkeys(episode.info)
+    if not returns:
+        raise ConfigError(f"the dataset {dataset.path} has no episodes")
+    return Description(np.array(returns), np.array(lengths), terminated, truncated, n_bytes, tuple(infos))
+
+
+def draw(found: Mapping[str, Description], out: Path) -> None:
+    """Histograms of returns and lengths, as an image file. Raises ConfigError without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError('out= needs matplotlib: pip install "rlframe[plot]"') from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for name, each in found.items():
+        for axis, values in zip(axes, (each.returns, each.lengths), strict=True):
+            axis.hist(values, bins=30, alpha=0.6, label=name)
+    for axis, label in zip(axes, ("return of an episode", "length of an episode (env steps)"), strict=True):
+        axis.set_xlabel(label)
+        axis.set_ylabel("episodes")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False)
+    figure.savefig(out, dpi=150)
+    pyplot.close(figure)
+
+
+def spaces_of(env: str) -> tuple[Space, Space, str]:
+    """Spaces and EnvSpec of a Gymnasium environment; raises ConfigError if it cannot be made."""
+    import gymnasium
+
+    try:
+        made = gymnasium.make(env)
+        found = made.observation_space, made.action_space, made.spec.to_json() if made.spec else ""
+        made.close()
+        return found
+    except Exception as error:  # making an environment runs user code, which may raise anything
+        raise ConfigError(f"env={env:.100} cannot be made: {' '.join(str(error).split())[:200]}") from None

@@ -1,0 +1,45 @@
+"""EvaluationRecorder: writes the episodes that an evaluation counts to a dataset."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rlframe.core.types import Samples, Trajectory
+from rlframe.data.cutting import EpisodeCutter
+from rlframe.data.episodes import Episode
+from rlframe.data.writing import DatasetWriter, NewDataset
+
+_SHARE_BYTES = 1 << 25  # of episodes that are written together
+
+
+class EvaluationRecorder:
+    """Takes the batches of an evaluator; an environment's episodes are written once the evaluation counts them."""
+
+    def __init__(self, new: NewDataset, sampled: bool) -> None:
+        """Args:
+            sampled: whether actions are drawn from the policy, so that their log-probability is recorded.
+        Raises:
+            ConfigError: there is a dataset of this name, or pyarrow is missing.
+        """
+        self.writer = DatasetWriter(new)
+        self._cutter = EpisodeCutter(new.observation_space, new.action_space, sampled)
+        self._waiting: defaultdict[int, list[Episode]] = defaultdict(list)  # by environment
+        self._counted: list[Episode] = []
+
+    def on_batch(self, samples: Samples) -> None:
+        for b, episode in self._cutter.add(samples):
+            self._waiting[b].append(episode)
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        self._counted += self._waiting.pop(trajectory.env, [])
+        if sum(episode.n_bytes for episode in self._counted) > _SHARE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        self.writer.add(self._counted)
+        self._counted = []
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._write()
+        self.writer.close()
