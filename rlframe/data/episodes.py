@@ -92,11 +92,14 @@ def _rows_of(episode: Episode, action_space: Space) -> _Rows:
     return _Rows(episode.observation, padded, reward, terminated, truncated, row < n, row == 0)
 
 
-def as_batches(episodes: Iterable[Episode], action_space: Space, T: int, state: Tree = ()) -> Iterator[Samples]:
-    """The rows of episodes as batches [T, 1] of one stream, NumPy arrays; the last one ends with absent rows.
+def as_batches(
+    episodes: Iterable[Episode], action_space: Space, T: int, state: Tree = (), whole: bool = False
+) -> Iterator[Samples]:
+    """The rows of episodes as batches [T, 1] of one stream, NumPy arrays; the last one may be shorter.
 
     Args:
         state: example [1, ...] of the agent's initial state, which every batch has.
+        whole: the last one has T rows too, absent ones at its end.
     """
     parts: list[_Rows] = []
     n = start = 0
@@ -112,7 +115,7 @@ def as_batches(episodes: Iterable[Episode], action_space: Space, T: int, state: 
         parts, n = [rows], len(rows)
     if n:
         last = replace(parts[-1][-1:], first=np.zeros(1, np.bool_))
-        yield _batch(_joined([*parts, *[last] * (T - n)]), last, state, start)
+        yield _batch(_joined([*parts, *[last] * (T - n) * whole]), last, state, start)
 
 
 def _joined(parts: Sequence[_Rows]) -> _Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from rlframe.data.spaces import space_json
 from rlframe.record.directory import replace_file
 
 MINARI_VERSION = "0.5.4"  # whose layout this is; newer versions of Minari read it
+_TOKEN = "rlframe_token"  # in the metadata: of the writer that may go on with a dataset
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 
@@ -30,10 +32,15 @@ def check_can_write() -> None:
         raise ConfigError('writing a dataset needs pyarrow: pip install "rlframe[data]"')
 
 
-def check_free(name: str) -> None:
-    """Raise ConfigError if `name` is no name of a dataset, or there is one of this name."""
-    if os.path.lexists(path := locate(name)):
-        raise ConfigError(f"a dataset is there already: {path}; use another name, or remove it")
+def check_free(name: str, key: str = "") -> None:
+    """Raise ConfigError if `name` is no name of a dataset, or there is one of this name; `key`: whose value it is."""
+    try:
+        path = locate(name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}" if key else str(error)) from None
+    if os.path.lexists(path):
+        start = f"{key}={name:.200}: " if key else ""
+        raise ConfigError(f"{start}a dataset is there already: {path}; use another name, or remove it")
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,13 @@ def metadata_of(new: NewDataset, n_episodes: int, n_steps: int) -> dict[str, Any
 class DatasetWriter:
     """Writes episodes in batches, each a step that is complete or did not happen, also under kill -9."""
 
-    def __init__(self, new: NewDataset, resumed: int = -1) -> None:
+    def __init__(self, new: NewDataset, resumed: int = -1, token: str = "") -> None:
         """Make a dataset, or go on with the one there, of which the first `resumed` episodes are kept.
 
+        Args:
+            token: of the writer that made it.
         Raises:
-            ConfigError: a dataset is there already, or has fewer episodes, or pyarrow is missing.
+            ConfigError: a dataset is there already, or is not that of the token, or pyarrow is missing.
             OSError: it cannot be written.
         """
         check_can_write()
@@ -83,6 +92,7 @@ class DatasetWriter:
         self.path, self._new = locate(new.name), new
         self._data = self.path / DATA
         self.n_episodes = self.n_steps = 0
+        self.token = token or secrets.token_hex(8)
         if resumed >= 0:
             self._continue(resumed)
             return
@@ -92,6 +102,8 @@ class DatasetWriter:
 
     def _continue(self, n: int) -> None:
         found = read_json(self._data / METADATA)
+        if found.get(_TOKEN) != self.token:
+            raise ConfigError(f"the dataset {self.path} was not recorded by this run; bring its own back")
         if not isinstance(there := found.get("total_episodes"), int) or there < n:
             raise ConfigError(f"the dataset {self.path} has {str(there)[:20]} episodes, fewer than the {n} of this run")
         self.n_episodes = n
@@ -112,7 +124,7 @@ class DatasetWriter:
         self._save()
 
     def _save(self) -> None:
-        content = metadata_of(self._new, self.n_episodes, self.n_steps)
+        content = {**metadata_of(self._new, self.n_episodes, self.n_steps), _TOKEN: self.token}
         replace_file(self._data / METADATA, json.dumps(content))
 
     def close(self) -> None:

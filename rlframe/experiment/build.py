@@ -22,6 +22,7 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
+from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
@@ -183,7 +184,8 @@ def _recorders(experiment: Experiment, in_spaces: tuple[Space, Space]) -> list[R
     check_can_write()
     facts = facts_of(to_flat(c), part_name(c.algo, ROOTS["algo"]), c.seed)
     name = named_for(c.record, c.seed, c.run_ID, ranks.rank)
-    return [Recorder(name, *in_spaces, facts, c.record_compression)]
+    transform = load_transform(c.record_transform, "record_transform")
+    return [Recorder(name, *in_spaces, facts, c.record_compression, transform)]
 
 
 def _check_divided(algo: Algorithm) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, SnapshotError, naming
+from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.data.writing import check_free
@@ -206,8 +206,7 @@ def place_job(job: Job) -> tuple[Job, int]:
     """
     check_loggers(job.experiment.loggers)
     if (c := job.experiment).record and not job.resume:
-        with naming("record"):
-            check_free(named_for(c.record, c.seed, c.run_ID, rank=0))
+        check_free(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes

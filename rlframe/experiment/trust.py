@@ -55,6 +55,8 @@ _TEXT = (
     "name",
     "log_dir",
     "init",
+    "record",  # resumed, it goes on only with a dataset that has its token
+    "algo.replay.path",
     "device",
     "affinity",
 )  # fields of free text

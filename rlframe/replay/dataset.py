@@ -20,6 +20,7 @@ from rlframe.core.struct import as_numpy, map_tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.data.episodes import Episode, as_batches
 from rlframe.data.reading import Dataset, check_spaces, open_dataset
+from rlframe.data.transform import Transform, load_transform, transformed
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
 from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored
@@ -145,7 +146,9 @@ class MixedReplay(Generic[Batch]):
         self._rng.bit_generator.state = state["rng"]
 
 
-def _filled(dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored]) -> tuple[ReplayBuffer[Batch], Digest]:
+def _filled(
+    dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform
+) -> tuple[ReplayBuffer[Batch], Digest]:
     """A replay with all rows of a dataset, as one stream of one environment, and what identifies them.
 
     Raises:
@@ -159,17 +162,20 @@ def _filled(dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored]) -> tu
     config: ReplayConfig = kind(size=-(-n_rows // T) * T + max(T, _ROOM))
     buffer: Any = config.make(replace(spec, size=config.size, batch_spec=BatchSpec(T, 1), state=state))
     assert isinstance(buffer, ReplayBuffer)
-    digest = Digest()
-    for batch in as_batches(digest.follow(dataset.episodes()), dataset.action_space, T, state):
-        if digest.n_steps > dataset.n_steps:
+    found, kept = Digest(), Digest()  # before and after the transform
+    episodes = kept.follow(transformed(found.follow(dataset.episodes()), transform))
+    for batch in as_batches(episodes, dataset.action_space, T, state, whole=not free):
+        if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break
         buffer.append(batch.torch())
-    if digest.n_steps != dataset.n_steps:
-        has = "more" if digest.n_steps > dataset.n_steps else f"{digest.n_steps:,}"
+    if found.n_steps != dataset.n_steps:
+        has = "more" if found.n_steps > dataset.n_steps else f"{found.n_steps:,}"
         raise ConfigError(f"the dataset {dataset.path} claims {dataset.n_steps:,} steps and has {has}")
+    if kept.n_steps > dataset.n_steps:
+        raise ConfigError(f"algo.replay.transform adds steps to the {dataset.n_steps:,} of {dataset.path}; it may not")
     if not buffer.n_rows:
         raise ConfigError(f"the dataset {dataset.path} has no rows that {spec.reader} can sample")
-    return buffer, digest
+    return buffer, kept
 
 
 _PLACES = {"device": OnDevice, "disk": OnDisk, "memory": InMemory}
@@ -183,6 +189,7 @@ class OfDatasets(ReplayConfig):
 
     path: str = option("", "id or path of a dataset, or {expert-v0: 0.7, medium-v0: 0.3}: their shares of a batch")
     live: float = fraction(0.0, "share of a batch that is the run's own experience, of which `size` rows are stored")
+    transform: str = option("", "module:function of an Episode that changes it as it is read, or leaves it out (None)")
     place: str = choice("memory", tuple(_PLACES), "where rows are: disk for more than memory holds")
 
     @chz.validate
@@ -203,11 +210,13 @@ class OfDatasets(ReplayConfig):
         names, kind = self.names(), _PLACES[self.place]
         if (n := current_ranks().world_size) > 1:
             raise ConfigError(f"algo.replay=dataset is for one process that learns, not {n}; use learners=1")
+        transform = load_transform(self.transform, "algo.replay.transform")
         data, digests = [], []
         for i, name in enumerate(names):
             dataset = open_dataset(name)
             check_spaces(dataset, spec.observation_space, spec.action_space, "the environment of this run")
-            buffer, digest = _filled(dataset, replace(spec, seed=seed_int(spec.seed, Role.REPLAY, i + 1)), kind)
+            own = replace(spec, seed=seed_int(spec.seed, Role.REPLAY, i + 1))
+            buffer, digest = _filled(dataset, own, kind, transform)
             data.append(buffer)
             digests.append(digest)
         live = [kind(size=self.size).make(spec)] if self.is_live() else []

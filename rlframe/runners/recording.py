@@ -19,6 +19,7 @@ from rlframe.core.errors import ConfigError, RecordError
 from rlframe.core.types import Samples
 from rlframe.data.cutting import EpisodeCutter
 from rlframe.data.episodes import Episode
+from rlframe.data.transform import Transform, transformed, unchanged
 from rlframe.data.writing import DatasetWriter, NewDataset
 from rlframe.envs import EnvConfig
 from rlframe.runners.callbacks import Callback
@@ -46,12 +47,14 @@ class Recorder(Callback):
         action_space: Space,
         facts: Mapping[str, Any] | None = None,
         compression: str = "none",
+        transform: Transform = unchanged,
     ) -> None:
         """Args:
         name: id or path of a new dataset.    facts: further entries of its metadata.    compression: none, lz4 or zstd.
+        transform: changes each episode before it is written, or leaves it out.
         """
         self._name, self._facts, self._compression = name, dict(facts or {}), compression
-        self._spaces = observation_space, action_space
+        self._spaces, self._transform = (observation_space, action_space), transform
         self._resumed: dict[str, Any] = {}
         self._cutters: dict[int, EpisodeCutter] = {}  # by stream
         self._pending: list[Episode] = []
@@ -63,7 +66,8 @@ class Recorder(Callback):
     def on_start(self, runner: Runner) -> None:
         spec = env_spec_json(runner.sampler.env)
         new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
-        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1))
+        resumed = self._resumed.get("n_episodes", -1), self._resumed.get("token", "")
+        self._writer = DatasetWriter(new, *resumed)
         for stream, state in self._resumed.get("streams", {}).items():
             self._cutter(int(stream)).load_state_dict(state)
         self._resumed = {}
@@ -73,7 +77,8 @@ class Recorder(Callback):
         return self._cutters.setdefault(stream, EpisodeCutter(*self._spaces))
 
     def on_batch(self, samples: Samples) -> None:
-        found = [episode for _, episode in self._cutter(samples.stream).add(samples)]
+        cut = self._cutter(samples.stream).add(samples)
+        found = [*transformed((episode for _, episode in cut), self._transform)]
         self._pending += found
         self._bytes += sum(episode.n_bytes for episode in found)
         now = time.monotonic()
@@ -113,8 +118,9 @@ class Recorder(Callback):
         self._flush()
         self._shares.join()
         self._flush()
-        n = self._writer.n_episodes if self._writer is not None else 0
-        return {"n_episodes": n, "streams": {str(k): each.state_dict() for k, each in self._cutters.items()}}
+        assert self._writer is not None
+        streams = {str(k): each.state_dict() for k, each in self._cutters.items()}
+        return {"n_episodes": self._writer.n_episodes, "token": self._writer.token, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = dict(state)

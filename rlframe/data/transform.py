@@ -1,0 +1,43 @@
+"""A function of the user's that changes episodes as they are written or read, or leaves them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rlframe.core.errors import ConfigError, naming
+from rlframe.core.parts import find_attribute
+from rlframe.data.episodes import Episode
+
+Transform = Callable[[Episode], Episode | None]  # None: the episode is left out
+
+
+def unchanged(episode: Episode) -> Episode:
+    return episode
+
+
+def load_transform(name: str, key: str) -> Transform:
+    """The function module:function or ./file.py:function that `key` names; one that changes nothing for an empty name.
+
+    Raises:
+        ConfigError: there is none, or later, it gives something else than an Episode with a step, or None.
+        PartError: later, it raised an exception.
+    """
+    if not name:
+        return unchanged
+    function = find_attribute(name, key)
+    if not callable(function):
+        raise ConfigError(f"{key}={name:.200} is not a function of an Episode")
+
+    def transform(episode: Episode) -> Episode | None:
+        with naming(f"{key}={name:.200}"):
+            found = function(episode)
+        if found is not None and not (isinstance(found, Episode) and len(found)):
+            raise ConfigError(f"{key}={name:.200} gave {str(found)[:60]}; it must give an Episode with a step, or None")
+        return found
+
+    return transform
+
+
+def transformed(episodes: Iterable[Episode], transform: Transform) -> Iterator[Episode]:
+    """Those episodes that are not left out."""
+    return (found for found in map(transform, episodes) if found is not None)

@@ -1,0 +1,97 @@
+"""python -m rlframe.data: what its verbs make, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlframe.data import __main__ as data
+from rlframe.data import open_dataset
+from tests.data.episodes import CARTPOLE, arrays, episodes, stored
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    stored(tmp_path, episodes([4, 6, 9, 2, 5], *CARTPOLE), *CARTPOLE)
+    return tmp_path
+
+
+def lengths(name: str) -> list[int]:
+    return [len(each) for each in open_dataset(name).episodes()]
+
+
+def test_datasets_are_merged_split_filtered_and_converted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert data.main(["convert", "test-v0", "into=h-v0", "format=hdf5", "compression=zstd"]) == 0
+    assert data.main(["merge", "test-v0", "h-v0", "into=both-v0"]) == 0
+    assert lengths("both-v0") == [4, 6, 9, 2, 5] * 2
+    assert data.main(["filter", "both-v0", "into=long-v0", "min_length=5", "max_length=6"]) == 0
+    assert lengths("long-v0") == [6, 5, 6, 5]
+    assert data.main(["split", "test-v0", "into=a-v0,b-v0", "fraction=0.6"]) == 0
+    assert sorted(lengths("a-v0") + lengths("b-v0")) == [2, 4, 5, 6, 9]
+    assert len(lengths("a-v0")) == 3
+    for one, other in zip(open_dataset("test-v0").episodes(), open_dataset("h-v0").episodes(), strict=True):
+        assert all(map(np.array_equal, arrays(one), arrays(other)))
+    capsys.readouterr()
+    assert data.main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [_line("a-v0"), _line("b-v0")]
+    assert data.main(["describe", "test-v0", f"out={root}/picture.png"]) == 0
+    shown = capsys.readouterr().out
+    assert "5 episodes, 26 steps" in shown
+    assert "3 terminated, 2 truncated" in shown
+    assert (root / "picture.png").stat().st_size > 5_000
+
+
+def _line(name: str) -> str:
+    found = open_dataset(name)
+    return f"{name}: {found.n_episodes} episodes, {found.n_steps} steps, {found.format}"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mrge", "test-v0"], "did you mean merge?"),
+        (["merge", "test-v0", "into=x-v0"], "give 2 or more datasets, not 1"),
+        (["convert", "test-v0"], "into=NEW is missing"),
+        (["convert", "test-v0", "into=test-v0"], "a dataset is there already"),
+        (["convert", "test-v0", "into=x-v0", "format=csv"], "format=csv is not one of arrow, parquet, hdf5"),
+        (["filter", "test-v0", "into=x-v0", "min_return=high"], "min_return=high must be a number"),
+        (["filter", "test-v0", "into=x-v0", "least=3"], "unknown key 'least'"),
+        (["split", "test-v0", "into=x-v0,y-v0", "fraction=1"], "leaves one part empty"),
+        (["describe", "none-v0"], "there is no dataset"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_makes_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert data.main(words) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in root.iterdir()] == ["test-v0"]
+
+
+def lines(root: Path, *batches: dict[str, object]) -> str:
+    path = root / "rows.json"
+    path.write_text("".join(json.dumps({"type": "SampleBatch", **batch}) + "\n" for batch in batches))
+    return str(path)
+
+
+def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    obs = np.arange(24).reshape(6, 4).astype(float).tolist()
+    first = {"obs": obs[:4], "new_obs": obs[1:5], "actions": [0, 1, 1, 0], "rewards": [1, 2, 3, 4]}
+    first |= {"eps_id": [7, 7, 8, 8], "dones": [False, True, False, False], "action_logp": [-1, -2, -3, -4]}
+    second = {"obs": obs[4:5], "new_obs": obs[5:], "actions": [1], "rewards": [5], "eps_id": [8], "action_logp": [-5]}
+    path = lines(root, first, {**second, "terminateds": [False], "truncateds": [True]})
+    assert data.main(["import", path, "into=r-v0", "env=CartPole-v1"]) == 0
+    one, other = open_dataset("r-v0").episodes()
+    assert one.observation.tolist() == obs[:3]
+    assert other.observation.tolist() == obs[2:6]
+    assert (one.reward.tolist(), other.reward.tolist()) == ([1, 2], [3, 4, 5])
+    assert other.info["log_prob"].tolist() == [-3, -4, -5]
+    assert (one.terminated.tolist(), other.truncated.tolist()) == ([False, True], [False, False, True])
+    packed = lines(root, {**first, "obs": "BCJNGGhAgASVAQ=="})
+    assert data.main(["import", packed, "into=p-v0", "env=CartPole-v1"]) == 2
+    assert "rows.json, line 1: obs is pickled, which is never read" in capsys.readouterr().err
+    assert not (root / "p-v0").exists()

@@ -1,0 +1,164 @@
+"""algo.replay=dataset: rows of recorded datasets, in shares, mixed with live ones, and the same after a resume."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlframe import launch
+from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.types import BatchSpec
+from rlframe.data import Episode, open_dataset
+from rlframe.data.episodes import as_batches
+from rlframe.record.snapshot import list_snapshots, load_snapshot
+from rlframe.replay import NStep, OfDatasets, Transitions, make_replay
+from rlframe.replay.dataset import MixedReplay
+from tests.data.episodes import CARTPOLE, episodes, stored
+from tests.runners.resumed import count_equal
+
+SPEC = BatchSpec(4, 2)
+
+
+def replay(config: OfDatasets, n_step: int = 1, **others: Any) -> Any:
+    return make_replay(config, *CARTPOLE, SPEC, NStep(0.9, n_step), **others)
+
+
+def of_all(found: list[Episode], value: float) -> list[Episode]:
+    """The same episodes with one reward everywhere, by which a row's dataset is told."""
+    return [Episode(**{**vars(each), "reward": np.full(len(each), value, np.float32)}) for each in found]
+
+
+def test_every_row_is_sampled_with_its_next_observation_and_its_end(tmp_path: Path) -> None:
+    given = episodes([3, 6, 5, 1], *CARTPOLE)
+    made = replay(OfDatasets(path=stored(tmp_path, given, *CARTPOLE)))
+    assert made.n_rows == 15
+    batch: Transitions = made.sample(2_000)
+    rows = {each.observation[t].tobytes(): (each, t) for each in given for t in range(len(each))}
+    seen = set()
+    for i, observation in enumerate(batch.inputs.observation.numpy()):
+        episode, t = rows[observation.tobytes()]
+        seen.add(observation.tobytes())
+        assert batch.action[i] == episode.action[t]
+        assert batch.return_[i] == episode.reward[t]
+        assert batch.bootstrap[i] == (0 if episode.terminated[t] else np.float32(0.9))
+        if not episode.terminated[t]:
+            assert np.array_equal(batch.next_inputs.observation[i], episode.observation[t + 1])
+    assert seen == rows.keys()
+
+
+@pytest.mark.parametrize("place", ["memory", "disk", "device"])
+def test_datasets_have_their_shares_of_each_batch(tmp_path: Path, place: str) -> None:
+    one = stored(tmp_path / "a", of_all(episodes([30], *CARTPOLE), 1.0), *CARTPOLE)
+    other = stored(tmp_path / "b", of_all(episodes([300], *CARTPOLE), 2.0), *CARTPOLE)
+    made = replay(OfDatasets(path=f"{{{one}: 3, {other}: 1}}", place=place))
+    counts = [int((made.sample(10).return_ == 1).sum()) for _ in range(400)]
+    assert set(counts) == {7, 8}
+    assert np.mean(counts) == pytest.approx(7.5, abs=0.1)
+
+
+def test_live_rows_have_their_share_once_there_are_any(tmp_path: Path) -> None:
+    data = stored(tmp_path, of_all(episodes([40], *CARTPOLE), 1.0), *CARTPOLE)
+    made: MixedReplay[Transitions] = replay(OfDatasets(path=data, live=0.5, size=100), alpha=0.6)
+    assert (made.sample(8).return_ == 1).all()
+    live = replay(OfDatasets(path=stored(tmp_path / "live", of_all(episodes([9], *CARTPOLE), 5.0), *CARTPOLE)))
+    for batch in as_batches(open_dataset(tmp_path / "live/test-v0").episodes(), CARTPOLE[1], 4):
+        made.append(batch.map(lambda x: np.repeat(x, 2, 1) if x.ndim > 1 else x).torch())
+    found = made.sample(64, beta=0.4)
+    assert int((found.return_ == 5).sum()) == 32
+    assert live.n_rows == 9
+    made.update_priorities(found.index, np.ones(64))
+    with pytest.raises(ValueError, match="must have the shape"):
+        made.update_priorities(found.index, np.ones((64, 2)))
+
+
+def test_what_cannot_be_read_names_the_key(tmp_path: Path) -> None:
+    path = stored(tmp_path, episodes([4], *CARTPOLE), *CARTPOLE)
+    with pytest.raises(ConfigError, match=r"algo\.replay=dataset needs algo\.replay\.path=NAME"):
+        replay(OfDatasets())
+    with pytest.raises(ConfigError, match=r"needs the form {name-v0: 0.7, other-v0: 0.3}"):
+        OfDatasets(path="{a-v0: -1}")
+    with pytest.raises(ConfigError, match=r"does not fit the environment of this run: action: Discrete\(2\)"):
+        make_replay(OfDatasets(path=path), CARTPOLE[0], spaces.Discrete(3), SPEC, NStep(0.9, 1))
+
+
+def without_the_last_step(episode: Episode) -> Episode | None:
+    """For algo.replay.transform: episodes of one step are left out."""
+    if len(episode) == 1:
+        return None
+    columns = {name: x[:-1] for name, x in vars(episode).items() if name != "info"}
+    return Episode(**{**columns, "truncated": np.arange(len(episode) - 1) == len(episode) - 2}, info={})
+
+
+def test_a_function_of_the_users_transforms_episodes_as_they_are_read(tmp_path: Path) -> None:
+    path = stored(tmp_path, episodes([3, 1, 6], *CARTPOLE), *CARTPOLE)
+    made = replay(OfDatasets(path=path, transform=f"{__name__}:without_the_last_step"))
+    assert made.n_rows == 7
+    for name, says in {"no_such": "has no no_such", "counted": "gave", "broken": "broken: KeyError"}.items():
+        with pytest.raises(ReadableError, match=rf"algo\.replay\.transform.*{says}|{says}"):
+            replay(OfDatasets(path=path, transform=f"{__name__}:{name}"))
+
+
+def counted(episode: Episode) -> int:
+    return 3
+
+
+def broken(episode: Episode) -> Episode:
+    raise KeyError(len(episode))
+
+
+def words(tmp_path: Path, *more: str) -> list[str]:
+    return [
+        *("algo=dqn", "algo.replay=dataset", "model.hidden=[8]", "algo.batch_size=8", "affinity=none"),
+        *("runner.n_steps=40", "runner.log_interval_steps=20", "log_level=WARNING", "snapshot_mode=all"),
+        *(f"log_dir={tmp_path / 'runs'}", *more),
+    ]
+
+
+def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stored(tmp_path, episodes([30, 41], *CARTPOLE), *CARTPOLE)
+    assert launch.main(words(tmp_path, f"algo.replay.path={path}", "env=none")) == 0
+    run = tmp_path / "runs/run_0"
+    first, last = list_snapshots(run / "snapshot")[-2:]
+    expected = load_snapshot(last)[0]
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    assert int(first.name.removeprefix("step_")) == 20
+    assert launch.main([f"resume={run}", "log_level=WARNING", "trust=true"]) == 0
+    found = load_snapshot(last)[0]
+    assert sum(count_equal(expected[part], found[part], part) for part in ("agent", "algo")) > 10
+    stored(tmp_path / "other", episodes([30, 41], *CARTPOLE, seed=1), *CARTPOLE)
+    shutil.rmtree(path)
+    (tmp_path / "other/test-v0").rename(path)
+    assert launch.main([f"resume={run}", "runner.n_steps=60", "trust=true"]) != 0
+    assert "bring back the dataset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("algo.replay.live=0.5",), "runner=offline_rl, which plays nothing"),
+        (("algo=ppo", "algo.replay=memory"), "needs an algorithm with replay"),
+        (("algo.replay=memory",), "runner=offline_rl learns from data"),
+        (("runner=minibatch_rl",), "algo.replay.live=0: the rows of runner=minibatch_rl would be lost"),
+        (("env=Acrobot-v1",), "does not fit the environment of this run: observation"),
+    ],
+)
+def test_runners_and_replays_that_do_not_fit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], says: str
+) -> None:
+    path = stored(tmp_path, episodes([30], *CARTPOLE), *CARTPOLE)
+    given = dict(word.split("=", 1) for word in words(tmp_path, f"algo.replay.path={path}", "runner=offline_rl", *more))
+    if given["algo"] == "ppo" or given["algo.replay"] == "memory":
+        del given["algo.replay.path"]
+    if given["algo"] == "ppo":
+        del given["algo.replay"]
+        del given["algo.batch_size"]
+    assert launch.main([f"{key}={value}" for key, value in given.items()]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
