@@ -8,10 +8,13 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from rlframe.experiment import tuning
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
+from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.fork_server import run_python
 from tests.tables import read_csv
 
@@ -62,6 +66,19 @@ def run_dir_with(directory: Path, run_dir: Path) -> Path:
     """A directory in which the document's commands find a run under the name RUN_DIR."""
     (directory / "RUN_DIR").symlink_to(run_dir)
     return directory
+
+
+@contextmanager
+def datasets_of(words: list[str], folder: Path) -> Iterator[None]:
+    """In the block there are the datasets that a command reads, of CartPole."""
+    found = [
+        word.partition("algo.replay.path=")[2].strip("{}") for word in words if word.startswith("algo.replay.path=")
+    ]
+    names = [part.partition(":")[0].strip() for word in found for part in word.split(",")]
+    paths = [Path(stored(folder / "made", episodes([4], *CARTPOLE), *CARTPOLE)).rename(folder / name) for name in names]
+    yield
+    for path in paths:
+        shutil.rmtree(path)
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +131,12 @@ def test_launch_commands_make_a_configuration(
     monkeypatch.setattr(auto, "_POLICY_BUDGET_S", 0.001)
     monkeypatch.setattr(auto, "TimingProcess", Untimed)
     monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     for words in commands(document, "rlframe.launch"):
         if any(word.startswith("experiment=mujoco/") for word in words) and not importlib.util.find_spec("mujoco"):
             continue  # an extra that the tests do not need
-        assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
+        with datasets_of(words, tmp_path):
+            assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
     for file in tmp_path.glob("*.py"):
         sys.modules.pop(file.stem, None)
 
