@@ -14,6 +14,7 @@ from rlframe.replay.make import (
     replay,
 )
 from rlframe.replay.n_step import NStep
+from rlframe.replay.returns_to_go import ReturnsToGo
 from rlframe.replay.sequences import FixedSequence
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayConfig",
     "ReplaySpec",
+    "ReturnsToGo",
     "Sequences",
     "StoredReplay",
     "Transitions",
