@@ -37,6 +37,8 @@ class PolicyAgent(ModelAgent):
     """Samples from `distribution` with parameters from `model`."""
 
     model: PolicyModel
+    observation_space: Space  # both set by `make_policy_agent`; algorithms that learn from replay read them
+    action_space: Space
 
     def __init__(self, model: PolicyModel, distribution: Distribution) -> None:
         super().__init__()
@@ -166,4 +168,5 @@ def make_policy_agent(
     else:
         agent = PolicyAgent(model, distribution)
     agent.model_config = config
+    agent.observation_space, agent.action_space = observation_space, action_space
     return agent

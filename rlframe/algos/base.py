@@ -146,6 +146,9 @@ class Algorithm(ABC):
         """The rows that it could learn from without another batch: those of its replay; 0 without one."""
         return 0
 
+    def observe_data(self) -> None:  # noqa: B027
+        """Update the agent's running statistics by rows of replay that were never received: those of a data set."""
+
     def check_run(self, n_steps: int) -> None:  # noqa: B027
         """Raise ConfigError if nothing would be learned in a run of so many env_steps."""
 
@@ -215,6 +218,9 @@ class AlgorithmWrapper(Algorithm):
     def n_rows(self) -> int:
         n: int = self.algo.n_rows()
         return n
+
+    def observe_data(self) -> None:
+        self.algo.observe_data()
 
     def check_run(self, n_steps: int) -> None:
         self.algo.check_run(n_steps)

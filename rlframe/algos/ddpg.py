@@ -208,7 +208,7 @@ class DDPG(OffPolicy):
         values, target = self._values_and_target(batch, observation, next_observation, noise)
         metrics = self._update_critics(batch, values, target)
         if policy:
-            metrics |= self._update_actor(observation)
+            metrics |= self._update_actor(observation, batch.action)
         if targets:
             soft_update(self.targets, self.online, self.now.tau)
         return metrics, values.detach(), target
@@ -251,10 +251,14 @@ class DDPG(OffPolicy):
         shape = n, *self.policy.shape
         return torch.randn(shape, generator=self.generator, device=self.device)
 
-    def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
-        """Ascend mean Q_1(s, μ(s)), along mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
+    def _update_actor(self, observation: Tree, action_of_data: Tensor) -> dict[str, Tensor]:
+        """Descend the actor's loss with a = μ(s)."""
         action = self.policy.action(self.agent.model.params(observation))
         with frozen(self.critic_optimizer.parameters):
-            loss = -self.critic.first_q(observation, action).mean()
+            loss = self._actor_loss(self.critic.first_q(observation, action), action, action_of_data)
         self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
+
+    def _actor_loss(self, q: Tensor, action: Tensor, action_of_data: Tensor) -> Tensor:
+        """-mean Q_1(s, μ(s)), whose gradient is -mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
+        return -q.mean()

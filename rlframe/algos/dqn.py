@@ -3,6 +3,7 @@
 With the options that Rainbow (Hessel et al. 2018, arXiv 1710.02298) combines, each on its own: double (van Hasselt et
 al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step, explore=noisy (Fortunato et al. 2018),
 and the value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
+For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
 
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
@@ -39,12 +40,15 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
+from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.types import BatchSpec
 from rlframe.critics.values import of_actions
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
+from rlframe.models.views import allowed
+from rlframe.ops.offline import conservative_gap
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, Transitions, is_stored
 
@@ -88,6 +92,10 @@ class Config(OffPolicyConfig):
     alpha: float = fraction(0.5, "exponent of the priorities")
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
     initial_priority: str = choice("max", ("max", "td"), "of new rows: the highest so far, or the TD error of acting")
+
+    conservative_weight: Scheduled = scheduled(
+        0.0, "alpha of CQL: weight of log sum exp Q(s, .) - Q(s, a), for data of other policies (the paper: 0.5 to 4)"
+    )
 
     @chz.validate
     def _check(self) -> None:
@@ -174,8 +182,18 @@ class DQN(OffPolicy):
 
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""
-        ends = batch.return_, batch.bootstrap
-        return self.agent.kind.loss_of_actions(values, batch.action, self.next_values(batch), *ends)
+        kind, ends = self.agent.kind, (batch.return_, batch.bootstrap)
+        loss, error, q = kind.loss_of_actions(values, batch.action, self.next_values(batch), *ends)
+        if self.config.conservative_weight != 0:
+            loss = loss + self.now.conservative_weight * self._gap(kind.q(values), batch)
+        return loss, error, q
+
+    def _gap(self, q: Tensor, batch: Transitions) -> Tensor:
+        """log Σ exp Q(s, .) over allowed actions, less Q(s, a), [n] of Q [n, A]   (Kumar et al. 2020, eq. 4)."""
+        taken = q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        if self.agent.masked:
+            q = q.masked_fill(~allowed(batch.inputs.observation[ACTION_MASK]), -torch.inf)
+        return conservative_gap(q, taken)
 
     @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:

@@ -17,18 +17,21 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import AUTO, choice, count, fraction, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
+from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Value
 from rlframe.critics.values import KINDS, make_value
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
+from rlframe.models.normalize import ObservationNorm
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, is_stored, make_replay, replay
-from rlframe.replay.buffer import Batch
+from rlframe.replay.buffer import Batch, ReaderConfig
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
+_MOST_OBSERVED, _OBSERVED_AT_ONCE = 100_000, 1_000  # rows of data for statistics: their means are within 0.3 % of a std
 
 
 @chz.chz
@@ -147,12 +150,11 @@ class ReplayRatio:
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
 
 
-class OffPolicy(Algorithm):
-    """Base class of algorithms that learn from replay; subclasses add `update`, and `start_exploring` once made."""
+class FromReplay(Algorithm):
+    """Base class of algorithms that learn from replay, with any agent; subclasses add `update`."""
 
-    agent: QAgent | ActorAgent
-    exploration: ExplorationSchedule
-    replay: Replay
+    agent: Any
+    replay: Replay[Any]
     ratio: ReplayRatio
     config: Any
     schedules: Schedules
@@ -161,15 +163,14 @@ class OffPolicy(Algorithm):
     def __init__(
         self,
         agent: Any,
-        replay: Replay,
-        exploration: ExplorationSchedule,
+        replay: Replay[Any],
         n_steps: int,
         config: Any,
         device: torch.device,
         unused: Sequence[str] = (),
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.    unused: schedules that are not logged."""
-        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config
+        self.agent, self.replay, self.config = agent, replay, config
         self.device, self.progress = device, Progress()
         self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts)
         self.schedules = Schedules(config, n_steps, self.progress, device, unused)
@@ -180,24 +181,17 @@ class OffPolicy(Algorithm):
         rows: int = self.config.batch_size
         return rows
 
-    def start_exploring(self) -> None:
-        """Set the agent's exploration at first. Raises ConfigError if it was made by another config."""
-        self.exploration.check(self.agent.exploration)
-        self.explore()
-
-    def explore(self) -> None:
-        """Set the agent's exploration for `progress.env_steps`."""
-        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
-
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
         self.agent.observe(observed(samples))
-        before, after = self.progress.scheduled, self.progress.env_steps
-        self.ratio.receive(before, after)
-        self.explore()
-        n_envs = self.exploration.n_envs
-        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
+        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+
+    def observe_data(self) -> None:
+        if not any(isinstance(module, ObservationNorm) for module in self.agent.modules()):
+            return
+        for _ in range(-(-min(self.replay.n_rows, _MOST_OBSERVED) // _OBSERVED_AT_ONCE)):
+            self.agent.observe(self.replay.sample(_OBSERVED_AT_ONCE).inputs.observation)
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)
@@ -229,34 +223,87 @@ class OffPolicy(Algorithm):
     def drop_updates(self) -> None:
         self.ratio.drop()
 
-    def least_exploring(self) -> range:
-        return self.exploration.least_exploring(self.progress.env_steps)
-
     def facts(self) -> dict[str, str]:
         return {"replay": str(self.replay)}
 
     def counters(self) -> dict[str, float]:
         counters = self.ratio.counters(self.progress)
+        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics()}
+
+
+class OffPolicy(FromReplay):
+    """Base class of those whose agent explores by a level; subclasses also call `start_exploring` once made."""
+
+    agent: QAgent | ActorAgent
+    exploration: ExplorationSchedule
+
+    def __init__(
+        self,
+        agent: Any,
+        replay: Replay,
+        exploration: ExplorationSchedule,
+        n_steps: int,
+        config: Any,
+        device: torch.device,
+        unused: Sequence[str] = (),
+    ) -> None:
+        """As FromReplay; `exploration`: sets the level by env_steps."""
+        super().__init__(agent, replay, n_steps, config, device, unused)
+        self.exploration = exploration
+
+    def start_exploring(self) -> None:
+        """Set the agent's exploration at first. Raises ConfigError if it was made by another config."""
+        self.exploration.check(self.agent.exploration)
+        self.explore()
+
+    def explore(self) -> None:
+        """Set the agent's exploration for `progress.env_steps`."""
+        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
+
+    def receive(self, samples: Samples) -> None:
+        super().receive(samples)
+        before, after = self.progress.scheduled, self.progress.env_steps
+        self.explore()
+        n_envs = self.exploration.n_envs
+        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
+
+    def least_exploring(self) -> range:
+        return self.exploration.least_exploring(self.progress.env_steps)
+
+    def counters(self) -> dict[str, float]:
         level = self.exploration.metrics(self.agent.exploration, self.progress.env_steps)
-        own = self.agent.exploration.counters()
-        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics(), **level, **own}
+        return {**super().counters(), **level, **self.agent.exploration.counters()}
+
+
+def replay_of(
+    config: Any,
+    agent: Any,
+    batch_spec: BatchSpec,
+    seed: int,
+    reader: ReaderConfig[Batch],
+    alpha: float = 0.0,
+    state: Tree = (),
+) -> Replay[Batch]:
+    """Replay made from config.replay for an agent with a model, on its device; arguments as of `make_replay`."""
+    return make_replay(
+        config.replay,
+        agent.observation_space,
+        agent.action_space,
+        batch_spec,
+        reader,
+        alpha=alpha,
+        state=state,
+        previous=agent.model.uses_previous,
+        device=next(agent.parameters()).device,
+        seed=seed,
+    )
 
 
 def n_step_replay(
     config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, td_priorities: bool = False
 ) -> Replay[Transitions]:
     """Replay of config.n_step transitions, made from config.replay, on the agent's device (see NStep)."""
-    return make_replay(
-        config.replay,
-        agent.observation_space,
-        agent.action_space,
-        batch_spec,
-        NStep(config.discount, config.n_step, td_priorities),
-        alpha=alpha,
-        previous=agent.model.uses_previous,
-        device=next(agent.parameters()).device,
-        seed=seed,
-    )
+    return replay_of(config, agent, batch_spec, seed, NStep(config.discount, config.n_step, td_priorities), alpha)
 
 
 def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredReplay[Batch]:

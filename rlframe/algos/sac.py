@@ -109,14 +109,19 @@ class Config(OffPolicyConfig):
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
+        return SAC(*self.parts(agent, batch_spec, n_steps, seed))
+
+    def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
+        """The arguments of SAC."""
         critic = make_critic(
             agent.observation_space, agent.action_space, self.kind(), agent.network, self.n_critics, seed
         )
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-        return SAC(agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
+        return agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
 
 
 Pair = tuple[Any, Any]
+Losses = tuple[Tensor, dict[str, Tensor]]
 
 
 class SoftValue(ABC):
@@ -135,8 +140,8 @@ class SoftValue(ABC):
         """What the expectations at s and s' are over, from the policy's parameters [n, P]; at s differentiable."""
 
     @abstractmethod
-    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Any, temperature: Tensor) -> Pair:
-        """Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6), V' by the target critics; and Q_i(s, a)."""
+    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Any, temperature: Tensor) -> Losses:
+        """Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6), V' by the target critics; and metrics."""
 
     @abstractmethod
     def policy_loss(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,12 +163,12 @@ class Continuous(SoftValue):
     def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
         return self.policy.distribution.sample_with_next(params, next_params, noise)
 
-    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Pair:
+    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Losses:
         next_action, next_log_prob = next_drawn
         values, target = self.critic.with_target(observations[0], batch.action, observations[1], next_action)
         soft_return = batch.return_ - batch.bootstrap * temperature * next_log_prob
         loss = self.critic.loss(values, target, soft_return, batch, self.config.target_clip)
-        return loss, self.critic.value.q(values.detach())
+        return loss, {"loss": loss, "q": self.critic.value.q(values.detach()).mean()}
 
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = drawn
@@ -181,13 +186,13 @@ class Discrete(SoftValue):
     def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
         return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
 
-    def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Pair:
+    def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Losses:
         next_q = self.critic.target_q(observations[1]).amin(0)
         next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1, keepdim=True).detach()
         of_all = self.critic(observations[0])  # [2, n, A, 1]
         values = of_all.gather(-2, batch.action.expand(len(of_all), -1)[..., None, None]).squeeze(-2)
         loss = self.critic.loss(values, next_value, batch.return_, batch, self.config.target_clip)
-        return loss, self.critic.value.q(values.detach())
+        return loss, {"loss": loss, "q": self.critic.value.q(values.detach()).mean()}
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         with frozen(self.parameters):
@@ -239,7 +244,7 @@ class SAC(OffPolicy):
         masked = isinstance(agent.policy, Choice) and agent.policy.masked
         self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate"),
+            make_optimizer_step(self.soft_value.parameters, self.schedules, "critic_learning_rate"),
             make_optimizer_step(agent.parameters(), self.schedules),
             make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
@@ -291,9 +296,8 @@ class SAC(OffPolicy):
         observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
         drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations), noise)
 
-        loss, q = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
+        loss, found = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)
-        found = {"loss": loss, "q": q.mean()}
         if policy:
             policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
             self.optimizer.minimize(policy_loss, batch)

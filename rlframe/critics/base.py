@@ -105,11 +105,11 @@ class Critic(nn.Module):
         """Q-values [k, rows], or of all actions [k, rows, A]."""
         return self.value.q(self(observation, *action))
 
-    def target_q(self, observation: Tree) -> Tensor:
-        """The target's Q-values of all actions [k, rows, A], without gradient."""
+    def target_q(self, observation: Tree, *action: Tensor) -> Tensor:
+        """The target's Q-values [k, rows], or of all actions [k, rows, A], without gradient."""
         with torch.no_grad():
             networks = self.target if self.has_target else self.networks
-            return self.value.q(self._values(networks(observation)))
+            return self.value.q(self._values(networks(observation, *action), *action))
 
     def first_q(self, observation: Tree, action: Tensor) -> Tensor:
         """Q_1 [rows], with the gradient of the action alone."""

@@ -113,12 +113,15 @@ class ActorCritic(PolicyModel):
         self.value_head = value_head(self.critic.size if self.critic else size)
         self.outputs = ActionOutputs(observation_space, action_space, config)
 
+    def normalized(self, observation: Tree) -> Tree:
+        return self.norm(observation) if self.norm else observation
+
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
         return (state, self.critic.initial_state(n)) if self.critic and state else state
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
-        observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        observation = self.normalized(inputs.observation)
         features, value, state = self._features(observation, inputs, state)
         return self.outputs.logits(self.policy_head(features), inputs.observation), value, state
 
@@ -140,7 +143,7 @@ class ActorCritic(PolicyModel):
 
     def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
         """Parameters, the features [..., F] that the head maps to them, value and the next state."""
-        observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        observation = self.normalized(inputs.observation)
         features, value, state = self._features(observation, inputs, state)
         return self.policy_head(features), features, value, state
 

@@ -77,6 +77,10 @@ class Model(nn.Module, ABC):
 class PolicyModel(Model):
     """Maps agent inputs to action-distribution parameters and a state value."""
 
+    def normalized(self, observation: Tree) -> Tree:
+        """The observation as critics beside the policy see it, normalised as for the policy."""
+        return observation
+
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Parameters [..., param_size], value [...] and the next state, for inputs [B, ...] or [T, B, ...].

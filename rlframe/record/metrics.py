@@ -83,6 +83,10 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/exploration": "current level of other exploration in the first environment: standard deviation of "
         "the noise on actions in [-1, 1], or temperature of boltzmann",
         "algo/temperature": "learned weight of the entropy",
+        "algo/advantage_weight": "mean weight of the data's actions in the policy's loss: 1 where all count alike",
+        "algo/conservative_gap": "CQL: log of the summed exp(Q) of other actions, less Q of the data's, mean of the "
+        "critics",
+        "algo/conservative_weight": "CQL: current weight of that gap, scheduled or learned",
         "algo/policy_loss": "policy part of the loss, mean over the interval's updates",
         "algo/value_loss": "value part of the loss, before its coefficient",
         "algo/entropy": "mean entropy of the policy (nats)",

@@ -15,6 +15,7 @@ from rlframe.replay.make import (
     replay,
 )
 from rlframe.replay.n_step import NStep
+from rlframe.replay.returns_to_go import ReturnsToGo
 from rlframe.replay.sequences import FixedSequence
 
 KINDS = {"dataset": OfDatasets, "device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": OwnReplay}
@@ -32,6 +33,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayConfig",
     "ReplaySpec",
+    "ReturnsToGo",
     "Sequences",
     "StoredReplay",
     "Transitions",

@@ -48,6 +48,7 @@ class OfflineRl(Runner):
                     f"{type(learner.algo.unwrapped).__name__} has no rows to learn from: OfflineRl is for algorithms "
                     f"with replay, such as DQN and SAC, that is filled before (algo.replay.append)"
                 )
+            learner.algo.observe_data()
 
     def iterate(self) -> None:
         with self.log.timers("learning"):

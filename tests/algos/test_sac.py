@@ -16,9 +16,10 @@ TWO = spaces.Discrete(2)
 ALPHA = 0.5
 
 
-def continuous(log_std: float = -20.0, **settings: Any) -> Any:
+def continuous(module: Any = sac, log_std: float = -20.0, **settings: Any) -> Any:
     """a ~ tanh(N(s / 2, σ));  Q1 = s + 2a + 0.5, Q2 = 2s + a - 1;  targets Q1' = 10 + a, Q2' = 9 + 3a."""
-    algo = learner(sac, **{"discount": 0.9, "tau": 0.5, "temperature": ALPHA, "critic_learning_rate": 0.0} | settings)
+    given = {"discount": 0.9, "tau": 0.5, "temperature": ALPHA, "critic_learning_rate": 0.0}
+    algo = learner(module, **given | settings)
     write_linear(algo.agent.model.mlp, [[0.5], [0.0]], [0.0, log_std])
     write_critic(algo.critic.networks, 0, [[1.0, 2.0]], [0.5])
     write_critic(algo.critic.networks, 1, [[2.0, 1.0]], [-1.0])
@@ -127,10 +128,10 @@ def test_only_the_critics_have_targets_which_are_copies_at_first_and_move_by_tau
     assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx((10 + 0.5) / 2)
 
 
-def discrete(**settings: Any) -> Any:
+def discrete(module: Any = sac, **settings: Any) -> Any:
     """Logits (s, 0);  Q1 = (1, s), Q2 = (s, 2);  targets Q1' = (5, 7), Q2' = (6, 6)."""
     given = {"action_space": TWO, "discount": 0.9, "temperature": ALPHA, "critic_learning_rate": 0.0}
-    algo = learner(sac, **given | settings)
+    algo = learner(module, **given | settings)
     write_linear(algo.agent.model.mlp, [[1.0], [0.0]], [0.0, 0.0])
     write_linear(algo.critic.networks.networks[0][1], [[0.0], [1.0]], [1.0, 0.0])
     write_linear(algo.critic.networks.networks[1][1], [[1.0], [0.0]], [0.0, 2.0])

@@ -13,9 +13,9 @@ from tests.algos.learners import learner, target_q, transitions, updated, write_
 TANH_HALF = math.tanh(0.5)
 
 
-def by_hand(**settings: Any) -> td3.TD3:
+def by_hand(module: Any = td3, **settings: Any) -> td3.TD3:
     """μ(s) = tanh(s / 2);  Q1 = s + 2a + 0.5, Q2 = 2s + a - 1;  targets Q1' = 10 + a, Q2' = 9 + 3a, μ' = μ."""
-    algo = learner(td3, **{"target_noise": 0.0, "discount": 0.9, "tau": 0.5} | settings)
+    algo: td3.TD3 = learner(module, **{"target_noise": 0.0, "discount": 0.9, "tau": 0.5} | settings)
     for actor in (algo.agent.model, algo.target_actor):
         write_linear(actor.mlp, [[0.5]], [0.0])
     write_critic(algo.critic.networks, 0, [[1.0, 2.0]], [0.5])

@@ -1,0 +1,95 @@
+"""A framework for behavioural cloning (BC). Bain & Sammut, 1995. Machine Intelligence 15, 103-129.
+
+The policy learns to do what the data do, as first in ALVINN (Pomerleau 1988, NeurIPS 1). With memory it learns from
+sequences.
+
+A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `models.actor_critic`,
+`models.encoders`, `models.network`, `models.heads`, `distributions`, `optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.sequences`, `replay.select` and `core.types`. Skip
+`compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chz
+import torch
+from torch import Tensor
+
+from rlframe.agents import PolicyAgent
+from rlframe.algos.imitation import Imitation, ImitationConfig
+from rlframe.algos.off_policy import replay_of
+from rlframe.core.config import choice, count
+from rlframe.core.errors import ConfigError
+from rlframe.core.types import BatchSpec
+from rlframe.distributions import DiagonalGaussian, TanhGaussian
+from rlframe.distributions.gaussian import flat
+from rlframe.ops.policy_gradient import masked_mean
+from rlframe.replay import FixedSequence, NStep, Replay, Sequences, Transitions
+
+
+@chz.chz
+class Config(ImitationConfig):
+    """Defaults are those of TD3+BC's authors for their BC (see ImitationConfig)."""
+
+    loss: str = choice(
+        "log_prob", ("log_prob", "mse"), "of the data's actions: -log pi, or the policy's mode's squared error (Box)"
+    )
+    learn_T: int = count(20, "rows of a sequence, with model.memory; an update learns from batch_size of them")
+
+    def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Any]:
+        if agent.recurrent:
+            state = agent.initial_state(range(batch_spec.B))
+            return replay_of(self, agent, batch_spec, seed, FixedSequence(self.learn_T), state=state)
+        return replay_of(self, agent, batch_spec, seed, NStep(0.0))
+
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> BC:
+        return BC(agent, self.make_replay(agent, batch_spec, seed), n_steps, self)
+
+
+class BC(Imitation):
+    """θ <- θ + α E[∇ log π(a|s)] over the data's (s, a); or π's mode descends the squared error to a."""
+
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        replay: Replay[Transitions] | Replay[Sequences],
+        n_steps: int,
+        config: Config | None = None,
+    ) -> None:
+        """`replay`: of sequences if the agent has memory.
+
+        Raises:
+            ConfigError: loss=mse, and the policy is not one Gaussian.
+        """
+        super().__init__(agent, replay, n_steps, c := config or Config())
+        if c.loss == "mse" and not isinstance(agent.distribution, DiagonalGaussian | TanhGaussian):
+            raise ConfigError(
+                f"algo.loss=mse is for a Box with model.distribution=gaussian or squashed_gaussian, and this policy is "
+                f"a {type(agent.distribution).__name__}; use loss=log_prob"
+            )
+
+    def rows_of_update(self) -> int:
+        return int(self.config.batch_size * (self.config.learn_T if self.agent.recurrent else 1))
+
+    def _learn(self, batch: Transitions | Sequences) -> dict[str, Tensor]:
+        """One gradient step on the mean over valid rows."""
+        if isinstance(batch, Sequences):
+            params, _, _ = self.agent(batch.inputs[:-1], self.agent.memory_of(batch.state))
+            valid = batch.valid
+        else:
+            params, _, _ = self.agent(batch.inputs, ())
+            valid = torch.ones_like(batch.return_, dtype=torch.bool)
+        loss = masked_mean(self._row_loss(params, batch.action), valid)
+        norm = self.optimizer.minimize(loss, batch)
+        return {"policy_loss": loss.detach(), "grad_norm": norm}
+
+    def _row_loss(self, params: Tensor, action: Any) -> Tensor:
+        """-log π(a|s) [...], or Σ (mode - a)² over the numbers of an action."""
+        distribution = self.agent.distribution
+        if self.config.loss == "log_prob":
+            return -distribution.log_prob(params, action)
+        mode = distribution.sample(params, torch.zeros((), device=params.device))
+        shape = self.agent.action_space.shape or ()
+        return (flat(mode, shape) - flat(action, shape)).square().sum(-1)

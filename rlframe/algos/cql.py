@@ -1,0 +1,163 @@
+"""Conservative Q-Learning for Offline Reinforcement Learning (CQL). Kumar, Zhou, Tucker, Levine, 2020. NeurIPS 33.
+
+https://arxiv.org/abs/2006.04779. CQL(H) on the critics of SAC, with a fixed weight or one by Lagrange. On those of DQN,
+as in the paper's Atari experiments, it is algo=dqn algo.conservative_weight=1 (with value=quantile, the paper's).
+
+A gradient step is read here and in `sac`, and the files that it names, and `ops.offline`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import chz
+import torch
+from torch import Tensor
+
+from rlframe.agents import ActorAgent, SquashedGaussian
+from rlframe.algos import sac
+from rlframe.algos.defaults import Defaults
+from rlframe.algos.sac import Losses, Pair, SoftValue, Temperature
+from rlframe.core.config import count, option
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Schedule, Scheduled, scheduled
+from rlframe.core.spaces import ACTION_MASK
+from rlframe.core.struct import Tree, map_tree
+from rlframe.core.types import BatchSpec
+from rlframe.models import ModelConfig
+from rlframe.models.views import allowed
+from rlframe.ops.offline import conservative_gap
+from rlframe.replay import Transitions
+
+_MOST_WEIGHT = 1e6  # of a learned weight, as in the authors' code
+
+
+@chz.chz
+class Config(sac.Config):
+    """Defaults are those of the paper for locomotion (appendix F) and of its code; the rest is SAC's.
+
+    The weight is that of eq. 4, whose squared error is halved; the code's is not, and its weight of 10 is 5 here.
+    """
+
+    for_vectors = Defaults(ModelConfig(hidden=(256, 256, 256), activation="relu"), BatchSpec(T=1, B=1))
+
+    learning_rate: Scheduled = scheduled(1e-4, "of the actor and the temperature")
+    conservative_weight: Scheduled = scheduled(5.0, "alpha: weight of the gap; at first, if it is learned", above=True)
+    learn_conservative_weight: bool = option(False, "so that the gap comes to be target_gap (Lagrange, eq. 30)")
+    target_gap: Scheduled = scheduled(10.0, "tau: the gap that a learned weight holds", low=-math.inf)
+    n_actions: int = count(10, "Box actions drawn for the gap from each of: uniform, the policy at s, and at s'")
+    entropy_in_target: bool = option(False, "the critics' targets have the entropy of s' too, as in SAC")
+    learning_starts: int = count(0, "env_steps before the first update", low=0)
+
+    @chz.validate
+    def _check_weight(self) -> None:
+        if self.learn_conservative_weight and isinstance(self.conservative_weight, Schedule):
+            raise ConfigError(
+                f"algo.conservative_weight={self.conservative_weight} changes what is learned; leave out "
+                f"algo.learn_conservative_weight=true, or give the weight at first"
+            )
+
+    def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> CQL:
+        return CQL(*self.parts(agent, batch_spec, n_steps, seed))
+
+
+class Conservative(SoftValue):
+    """A soft value whose critics also descend the gap between other actions and those of the data."""
+
+    def __init__(self, plain: SoftValue, multiplier: Temperature) -> None:
+        """`multiplier`: α, if it is learned."""
+        super().__init__(plain.critic, plain.config)
+        self.plain, self.multiplier = plain, multiplier
+        if self.config.learn_conservative_weight:
+            self.parameters = [*self.parameters, *multiplier.parameters()]
+
+    @abstractmethod
+    def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
+        """log Σ_a exp Q_i(s, a) - Q_i(s, a of the data) [critics, n]."""
+
+    def others(self, params: Tensor, next_params: Tensor, noise: Tree) -> Tree:
+        """The other actions, and what the gap needs of them, from the policy's parameters; () if they are all."""
+        return ()
+
+    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
+        own, noise = noise or ((), ())
+        drawn, next_drawn = self.plain.draw(params, next_params, own)
+        return drawn, (next_drawn, self.others(params, next_params, noise))
+
+    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Losses:
+        """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4), and where α is learned -α (mean_i E[gap_i] - τ)   (eq. 30)."""
+        c, (next_drawn, drawn) = self.config, next_drawn
+        entropy = temperature if c.entropy_in_target else torch.zeros_like(temperature)
+        loss, found = self.plain.critic_loss(batch, observations, next_drawn, entropy)
+        gap = self.gap(batch, observations[0], drawn).mean(-1)
+        found = {**found, "conservative_gap": gap.mean()}
+        if not c.learn_conservative_weight:
+            return loss + c.conservative_weight * gap.sum(), found
+        weight = self.multiplier.log.exp().clamp(max=_MOST_WEIGHT)
+        loss = loss + weight.detach() * gap.sum() - weight * (gap.detach().mean() - c.target_gap)
+        return loss, {**found, "conservative_weight": weight}
+
+    def policy_loss(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        return self.plain.policy_loss(observation, drawn, temperature)
+
+
+class OfDrawn(Conservative):
+    """Box actions: N are drawn uniformly, N by the policy at s and N by that at s', and weighed by their densities."""
+
+    def __init__(self, plain: SoftValue, multiplier: Temperature, policy: SquashedGaussian, generator: Any) -> None:
+        super().__init__(plain, multiplier)
+        self.policy, self.generator = policy, generator
+
+    def noise(self, n: int) -> Tree:
+        """What SAC draws, and for others: [2 N n, d] standard normal, and [N n, *act] uniform in [-1, 1]."""
+        own, rows, device = self.plain.noise(n), self.config.n_actions * n, self.generator.device
+        normal = torch.randn(2 * rows, self.policy.size, generator=self.generator, device=device)
+        uniform = torch.rand(rows, *self.policy.shape, generator=self.generator, device=device)
+        return own, (normal, 2 * uniform - 1)
+
+    @torch.no_grad()
+    def others(self, params: Tensor, next_params: Tensor, noise: Pair) -> Tree:
+        """Actions [3 N n, *act] and their log-densities [3 N n], those of a row n apart."""
+        (normal, uniform), n = noise, self.config.n_actions
+        at, after = self.policy.distribution.sample_with_next(params.repeat(n, 1), next_params.repeat(n, 1), normal)
+        of_uniform = torch.full_like(at[1], -self.policy.size * math.log(2))
+        return torch.cat([uniform, at[0], after[0]]), torch.cat([of_uniform, at[1], after[1]])
+
+    def gap(self, batch: Transitions, observation: Tree, drawn: Pair) -> Tensor:
+        (action, log_density), n = drawn, len(batch.return_)
+        k = len(action) // n
+        repeated = map_tree(lambda x: x.expand(k, *x.shape).flatten(0, 1), observation)
+        q = self.critic.q(repeated, action).unflatten(-1, (k, n)).transpose(-1, -2)  # [critics, n, 3 N]
+        return conservative_gap(q, self.critic.q(observation, batch.action), log_density.view(k, n).T)
+
+
+class OfAll(Conservative):
+    """Discrete actions: the sum is exact, over all that are allowed."""
+
+    def __init__(self, plain: SoftValue, multiplier: Temperature, masked: bool) -> None:
+        super().__init__(plain, multiplier)
+        self.masked = masked
+
+    def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
+        q = self.critic.q(observation)  # [critics, n, A]
+        taken = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
+        if self.masked:
+            q = q.masked_fill(~allowed(observation[ACTION_MASK]), -torch.inf)
+        return conservative_gap(q, taken)
+
+
+class CQL(sac.SAC):
+    """SAC, whose critics are lower where the data have no actions."""
+
+    saved = (*sac.SAC.saved, "multiplier")
+    config: Config
+
+    def _soft_value(self) -> tuple[SoftValue, float]:
+        plain, entropy = super()._soft_value()
+        self.multiplier = Temperature(self.schedules.of("conservative_weight")(0)).to(self.device)
+        policy = self.agent.policy
+        if isinstance(policy, SquashedGaussian):
+            return OfDrawn(plain, self.multiplier, policy, self.generator), entropy
+        return OfAll(plain, self.multiplier, self.agent.model.masked), entropy

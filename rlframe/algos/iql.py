@@ -1,0 +1,143 @@
+"""Offline Reinforcement Learning with Implicit Q-Learning (IQL). Kostrikov, Nair, Levine, 2022. ICLR.
+
+https://arxiv.org/abs/2110.06169. No value of an action that is not in the data is ever asked for.
+
+A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `critics.base`, `critics.values`,
+`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions`, `ops.offline`,
+`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
+`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change
+numbers during a run.
+"""
+
+from __future__ import annotations
+
+import math
+
+import chz
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from rlframe.agents import PolicyAgent
+from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.compiled import updates_of
+from rlframe.algos.defaults import default_model
+from rlframe.algos.imitation import ImitationConfig
+from rlframe.algos.off_policy import FromReplay, check_feedforward, is_due, replay_of, soft_update
+from rlframe.algos.optimizer_step import make_optimizer_step
+from rlframe.core.config import count, fraction
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.struct import Tree
+from rlframe.core.types import BatchSpec
+from rlframe.critics import Critic, ExpectedValue, make_critic
+from rlframe.models import ModelConfig
+from rlframe.ops.offline import advantage_weight, expectile_loss
+from rlframe.replay import NStep, Replay, Transitions
+
+
+@chz.chz
+class Config(ImitationConfig):
+    """Defaults are those of the paper for locomotion (appendix B).
+
+    Its policy is a Gaussian whose mean is tanh of the network's; here actions beyond the bounds are clipped. It anneals
+    the policy's learning rate, learning_rate=cosine(3e-4,0), but not that of the value, which is one here.
+    """
+
+    critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
+    discount: float = fraction(0.99, "gamma, per env step")
+    expectile: Scheduled = scheduled(0.7, "tau of V's expectile of Q; 0.5: the mean over the data's actions", high=1)
+    beta: Scheduled = scheduled(3.0, "of the weight exp(beta (Q - V)) of an action; 0: behaviour cloning")
+    most_weight: Scheduled = scheduled(100.0, "largest weight of an action; inf: any", above=True, infinite=True)
+    tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each move", high=1)
+    n_critics: int = count(2, "critics; V and the policy take the least of their targets' values", high=10_000)
+    target_interval: int = count(1, "updates for each move of the targets")
+
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> PolicyAgent:
+        check_feedforward(model := model or default_model(self, observation_space), "iql", "bc")
+        if not isinstance(action_space, spaces.Box | spaces.Discrete):
+            raise ConfigError(f"algo=iql has critics of one Box or one Discrete, not {action_space}; use marwil or bc")
+        return super().make_agent(observation_space, action_space, model, seed)
+
+    def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
+        return replay_of(self, agent, batch_spec, seed, NStep(self.discount))
+
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IQL:
+        network = chz.replace(agent.model_config, distribution="auto", shared=False)  # of the policy alone
+        given = agent.observation_space, agent.action_space, ExpectedValue(math.inf), network, self.n_critics, seed
+        return IQL(agent, make_critic(*given), self.make_replay(agent, batch_spec, seed), n_steps, self)
+
+
+class IQL(FromReplay):
+    """V is an expectile of Q over the data's actions, Q follows V, and the policy imitates by the advantage."""
+
+    saved = (*FromReplay.saved, "critic", "critic_optimizer", "optimizer")
+    agent: PolicyAgent
+
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        critic: Critic,
+        replay: Replay[Transitions],
+        n_steps: int,
+        config: Config | None = None,
+    ) -> None:
+        """Args:
+        agent: its value is V.    critic: of (observation [n, *obs], action [n, *act]); for Discrete actions of the
+            observation.    n_steps: env_steps of the run, over which schedules go.
+        """
+        super().__init__(agent, replay, n_steps, config or Config(), next(agent.parameters()).device)
+        self.critic = critic.to(self.device)
+        self.chooses = isinstance(agent.action_space, spaces.Discrete)
+        self.targets, self.online = critic.target_and_online()
+        self.critic_optimizer = make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate")
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
+        self.learn = updates_of(self._learn, self.schedules, [self.critic_optimizer, self.optimizer])
+
+    def update(self) -> UpdateMetrics:
+        batch = self.replay.sample(self.config.batch_size)
+        metrics = self.learn(batch, True, is_due(self.progress.updates, self.config.target_interval))
+        self.progress.updates += 1
+        self.ratio.count_update()
+        return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
+        """One step of the critics, one of V and the policy, and that of the targets if it is due (algorithm 1).
+
+        V:       E[L_2^τ(min_i Q'_i(s, a) - V(s))]                                                            (eq. 5)
+        Q_i:     E[(r + γ V(s') - Q_i(s, a))²]                                                                (eq. 6)
+        policy:  -E[min(exp(β (min_i Q'_i(s, a) - V(s))), w) log π(a|s)]                                      (eq. 7)
+        """
+        c, observation = self.now, self.agent.model.normalized(batch.inputs.observation)
+        log_prob, _, value = self.agent.evaluate(batch.inputs, (), batch.action)
+        with torch.no_grad():
+            next_value = self.agent(batch.next_inputs, ())[1]
+            target_q = self._target_q(observation, batch.action)
+        values = self._values(observation, batch.action)
+        loss = 2 * self.critic.loss(values, next_value.unsqueeze(-1), batch.return_, batch, math.inf)
+        self.critic_optimizer.minimize(loss, batch)
+
+        value_loss = expectile_loss(target_q - value, c.expectile).mean()
+        weight = advantage_weight(target_q - value, c.beta, c.most_weight)
+        policy_loss = -(weight * log_prob).mean()
+        self.optimizer.minimize(value_loss + policy_loss, batch)
+        if targets:
+            soft_update(self.targets, self.online, c.tau)
+        found = {"loss": loss, "q": values.mean(), "value_loss": value_loss, "policy_loss": policy_loss}
+        return {**{name: x.detach() for name, x in found.items()}, "advantage_weight": weight.mean()}
+
+    def _values(self, observation: Tree, action: Tensor) -> Tensor:
+        """Q_i(s, a) [critics, n, 1]."""
+        if not self.chooses:
+            return self.critic(observation, action)
+        of_all = self.critic(observation)  # [critics, n, A, 1]
+        return of_all.gather(-2, action.expand(len(of_all), -1)[..., None, None]).squeeze(-2)
+
+    def _target_q(self, observation: Tree, action: Tensor) -> Tensor:
+        """min_i Q'_i(s, a) [n], by the target critics."""
+        if not self.chooses:
+            return self.critic.target_q(observation, action).amin(0)
+        of_all = self.critic.target_q(observation)  # [critics, n, A]
+        return of_all.gather(-1, action.expand(len(of_all), -1)[..., None]).squeeze(-1).amin(0)
