@@ -79,6 +79,7 @@ class Experiment:
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
     )
 
+    sync: str = option("", "URI (s3://, gs://, sftp://, file://) or folder to which the run is copied; empty: none")
     loggers: tuple[str, ...] = names(
         DEFAULT_LOGGERS, "[tensorboard,wandb,mlflow,trackio,./file.py:Class]: of the log, beside progress.csv"
     )

@@ -34,6 +34,7 @@ from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
 from rlframe.record.loggers import check_loggers
 from rlframe.record.rank_state import list_snapshots
+from rlframe.record.remote import check_uri
 from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_environment
@@ -42,7 +43,7 @@ from rlframe.system.machine import retain_freed_memory
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
 _ADJUSTABLE = (  # in a resumed run
     *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
-    "compile",
+    *("compile", "sync"),
 )
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
@@ -117,8 +118,9 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
             f"python -m rlframe.launch experiment={preset}, or remove these entries"
         )
     if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
+        config.pop("sync", None)  # of that run
         check_trusted(config, preset, trust, NEW_WEIGHTS)
-        config.pop("log_dir", None)  # of that run
+        config.pop("log_dir", None)
     return config, (f"experiment={preset}",)
 
 
@@ -135,9 +137,10 @@ def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
 def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(resume) / "params.json"
     if not path.is_file():
-        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
+        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory on this machine")
     given = long_keys(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
+    check_trusted({"sync": "" if "sync" in given else config.get("sync", "")}, str(path), trust)
     fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed:
         raise ConfigError(
@@ -179,6 +182,12 @@ def _is_fixed(key: str) -> bool:
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
+def _check_record(experiment: Experiment) -> None:
+    """Raise ConfigError unless its loggers, and the place that it is copied to, can be used here."""
+    check_loggers(experiment.loggers)
+    check_uri(experiment.sync, "sync")
+
+
 def check_job(job: Job) -> Experiment:
     """The experiment of a job that a study queues.
 
@@ -188,7 +197,7 @@ def check_job(job: Job) -> Experiment:
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
-    check_loggers(job.experiment.loggers)
+    _check_record(job.experiment)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
@@ -202,7 +211,7 @@ def place_job(job: Job) -> tuple[Job, int]:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
             fit, or a logger does not exist.
     """
-    check_loggers(job.experiment.loggers)
+    _check_record(job.experiment)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes
@@ -281,6 +290,7 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
         "snapshot_errors": experiment.snapshot_errors,
         "loggers": experiment.loggers,
         "log_level": experiment.log_level,
+        "sync": experiment.sync,
     }
 
 

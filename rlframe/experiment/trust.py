@@ -63,7 +63,7 @@ _KWARGS = re.compile(r"([\w-]+\.)*(env_)?kwargs(\..*)?")  # keys of arguments
 
 
 def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The `config` of a params.json, for `from_flat`.
+    """The `config` of a params.json, for `from_flat`. Its sync is not checked: only a resumed run copies itself.
 
     Args:
         given: settings in the place of its own; what they name by an object needs no trust.
@@ -73,7 +73,8 @@ def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxy
     config = read_json(path).get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{printable(str(path))} has no config")
-    check_trusted({key: x for key, x in config.items() if not is_object(given.get(key))}, str(path), trust)
+    unused = {"sync", *(key for key, x in given.items() if is_object(x))}
+    check_trusted({key: x for key, x in config.items() if key not in unused}, str(path), trust)
     return config
 
 
@@ -88,10 +89,11 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         here = any("__main__:" in each or "()" in each for each in found)  # of the script or notebook that trained it
         hand = "; hand these objects over again, such as env=MyEnv" if here else ""
+        hand += "; give sync= again" * any(each.startswith("sync=") for each in found)
         raise ConfigError(
             printable(
                 f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}{hand}; "
-                f"{'or ' * here}if you trust its author, add trust=true"
+                f"{'or ' * bool(hand)}if you trust its author, add trust=true"
             )
         )
 
@@ -123,7 +125,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key in ("callbacks", "sampler.statistics", "env.wrappers"):
+    if key in ("callbacks", "sampler.statistics", "env.wrappers", "sync"):
         return value in ("", [])
     if key == "eval.function":
         return value == ""
