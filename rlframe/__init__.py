@@ -70,6 +70,7 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
         SnapshotError: it has no snapshot.
     """
     log_dir = str(settings.pop("log_dir", ""))
+    settings.setdefault("sync", "")  # the state's own is that of another run
     job = _read("", "", n_steps, {"resume": str(path), **settings})
     from rlframe.experiment.train import live_run
 

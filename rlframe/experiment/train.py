@@ -29,7 +29,7 @@ from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.objects import is_same, recorded
 from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
 from rlframe.experiment.settings import from_flat, long_keys, merge, to_flat
-from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
+from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_sync, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
 from rlframe.record.loggers import check_loggers
@@ -140,7 +140,7 @@ def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[st
         raise ConfigError(f"resume={resume}: there is no {path}; name a run directory on this machine")
     given = long_keys(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
-    check_trusted({"sync": "" if "sync" in given else config.get("sync", "")}, str(path), trust)
+    check_sync(config, given, str(path), trust)
     fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed:
         raise ConfigError(
@@ -264,6 +264,8 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
     """
     if job.experiment.n_ranks > 1:
         raise ConfigError("build and restore are for one process; use train for world_size= and learners=")
+    if job.experiment.sync and not log_dir:
+        raise ConfigError(f"sync={job.experiment.sync} copies a recorded run; give log_dir=DIR too")
     check_parts(job.experiment)
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None

@@ -89,11 +89,21 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         here = any("__main__:" in each or "()" in each for each in found)  # of the script or notebook that trained it
         hand = "; hand these objects over again, such as env=MyEnv" if here else ""
-        hand += "; give sync= again" * any(each.startswith("sync=") for each in found)
         raise ConfigError(
             printable(
                 f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}{hand}; "
-                f"{'or ' * bool(hand)}if you trust its author, add trust=true"
+                f"{'or ' * here}if you trust its author, add trust=true"
+            )
+        )
+
+
+def check_sync(config: Mapping[str, Any], given: Mapping[str, Any], source: str, trust: bool) -> None:
+    """Raise ConfigError if a run would copy itself to where only its own config, in the file `source`, says."""
+    if config.get("sync") and "sync" not in given and not trust:
+        raise ConfigError(
+            printable(
+                f"{source} copies the run to sync={_shown(config['sync'])}; give sync= again, or empty for no copy, or "
+                f"if you trust its author, add trust=true"
             )
         )
 

@@ -66,8 +66,7 @@ def logger_context(
         snapshot_keep: newest to keep, in modes last and best.    snapshot_errors: stop | continue, on a disk error.
         snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
         console: show progress and messages.    log_level: DEBUG | INFO | WARNING: which; with WARNING no rows.
-        loggers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Logger of your own.
-        sync: URI of fsspec, or a folder, to which the run is copied in the background; empty: none.
+        loggers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class`.    sync: where to copy it.
     Raises:
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a logger cannot start.
     """

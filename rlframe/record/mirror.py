@@ -48,7 +48,6 @@ class Mirror:
             FileNotFoundError: the newest snapshot was deleted. Also any exception of the file system.
         """
         self._check_owner()
-        self._find_complete(snapshots)
         newest = snapshots[-1:]
         for snapshot in newest:
             self._send_arrays(snapshot)
@@ -74,39 +73,34 @@ class Mirror:
             raise RecordError("the run there was resumed elsewhere since; only that process copies it now")
         self._claimed = True
 
-    def _find_complete(self, snapshots: Sequence[Path]) -> None:
-        """Note what an earlier process has copied of snapshots; their manifests hold the hashes of all other files."""
-        for snapshot in snapshots:
-            name = f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}"
-            if name not in self._files or name in self._sent:
-                continue
-            mine, theirs = (snapshot / MANIFEST).read_bytes(), self._remote.read(name, MAX_MANIFEST)
-            if _object(mine).get("ranks") != _object(theirs).get("ranks"):  # of the same step, made before a resume
-                self._remote.remove(name)
-                del self._files[name]
-            else:
-                stamps = _stamps(snapshot)
-                self._sent |= stamps if mine == theirs else _arrays(stamps)
+    def _has_arrays(self, snapshot: Path) -> bool:
+        """Whether all files of a snapshot but the manifest are there, of which a manifest there has the hashes.
+
+        The manifest of another one is removed: of the same step, made before a resume.
+        """
+        name = _manifest_of(snapshot)
+        if name not in self._files or self._sent.get(name) == (stamp := _stamp(snapshot / MANIFEST)):
+            return name in self._files
+        mine, theirs = (snapshot / MANIFEST).read_bytes(), self._remote.read(name, MAX_MANIFEST)
+        if mine == theirs:
+            self._sent[name] = stamp
+        if _object(mine).get("ranks") == _object(theirs).get("ranks"):
+            return True
+        self._remote.remove(name)
+        del self._files[name]
+        return False
 
     def _send_arrays(self, snapshot: Path) -> None:
         """Send all files of a snapshot but its manifest. Chunks that other snapshots have there are copied there."""
-        there = {name.rpartition("/")[2]: name for name in self._files if _DIGEST.fullmatch(name.rpartition("/")[2])}
-        new: list[tuple[Path, str]] = []
-        known: list[tuple[str, str]] = []
-        stamps = _arrays(_stamps(snapshot))
-        for name, stamp in stamps.items():
-            digest = name.rpartition("/")[2]
-            is_chunk, chunk = bool(_DIGEST.fullmatch(digest)), there.get(digest, "")
-            if self._sent.get(name) == stamp or (is_chunk and self._files.get(name) == stamp[1]):
-                continue
-            if chunk and self._files[chunk] == stamp[1]:
-                known.append((chunk, name))
-            else:
-                new.append((self._directory / name, name))
-        self._copy_there(known)
-        self._remote.put(new)
-        self._files |= {name: stamp[1] for name, stamp in stamps.items()}
-        self._sent |= stamps
+        if self._has_arrays(snapshot):
+            return
+        chunks = {_last(name): name for name in self._files if _DIGEST.fullmatch(_last(name))}
+        names = {name: stamp[1] for name, stamp in _stamps(snapshot).items() if name != _manifest_of(snapshot)}
+        missing = {name for name, size in names.items() if _last(name) not in chunks or self._files.get(name) != size}
+        known = {name for name in missing if self._files.get(chunks.get(_last(name), "")) == names[name]}
+        self._copy_there([(chunks[_last(name)], name) for name in sorted(known)])
+        self._remote.put([(self._directory / name, name) for name in sorted(missing - known)])
+        self._files |= names
 
     def _copy_there(self, names: Sequence[tuple[str, str]]) -> None:
         try:
@@ -115,8 +109,10 @@ class Mirror:
             self._remote.put([(self._directory / name, name) for _, name in names])
 
     def _complete(self, snapshot: Path) -> None:
-        name = f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}"
-        self._replace(name, _stamp(self._directory / name))
+        """Send the manifest, if it has changed."""
+        name, stamp = _manifest_of(snapshot), _stamp(snapshot / MANIFEST)
+        if self._sent.get(name) != stamp:
+            self._replace(name, stamp)
 
     def _send_if_there(self, snapshot: Path) -> None:
         """Send an older snapshot, unless it is deleted meanwhile."""
@@ -199,9 +195,12 @@ def _stamps(snapshot: Path) -> dict[str, Stamp]:
     return {name: _stamp(run / name) for name in _names_below(run, snapshot)}
 
 
-def _arrays(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
-    """Without the manifest."""
-    return {name: stamp for name, stamp in stamps.items() if not name.endswith(f"/{MANIFEST}")}
+def _manifest_of(snapshot: Path) -> str:
+    return f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}"
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _log_files(directory: Path) -> Iterator[tuple[str, Stamp]]:

@@ -155,6 +155,7 @@ class Sync(BaseSync):
                 told = True
                 _logger.info("sync: copying the end of the run to %s; Ctrl-C ends without it", printable(self.place))
             self._thread.join(0.1)
+        self._generation += 1  # the thread writes no more
         if not self._complete:
             self._warn_incomplete(time.monotonic() - start_s)
 
