@@ -95,7 +95,7 @@ def _renamed_when_complete(directory: Path) -> Iterator[tuple[Path, Path]]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            directory.rmdir()
+            os.removedirs(directory)  # and the empty folders around it
         raise
 
 

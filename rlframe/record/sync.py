@@ -94,7 +94,7 @@ class Sync(BaseSync):
             self._requested.clear()
             closing = self._closing.is_set()
             try:
-                self._busy = True
+                self._beat_s, self._busy = time.monotonic(), True
                 mirror = mirror or Mirror(self._directory, Remote(self.place, partial(self._beat, generation)))
                 self._copy(mirror, closing)
             except _Abandoned:
@@ -105,7 +105,7 @@ class Sync(BaseSync):
                 mirror, self._busy = None, False
                 self._fail(describe(error))
                 self._requested.set()
-                self._closing.wait(min(_MAX_RETRY_S, _RETRY_S * 2.0 ** (self._n_in_row - 1)))
+                self._closing.wait(min(_MAX_RETRY_S, _RETRY_S * 2 ** min(self._n_in_row - 1, 20)))
 
     def _copy(self, mirror: Mirror, closing: bool) -> None:
         """Copy until the newest snapshot was not deleted meanwhile."""
