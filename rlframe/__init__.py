@@ -23,20 +23,20 @@ def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
         rlframe.train("ppo", MyEnv, n_steps=50_000, algo={"learning_rate": 1e-3}, callbacks=[MyCallback()])
 
     Settings are the keys of the command line (python -m rlframe.launch --help): algo, env, runner.n_steps (for short
-    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Keys of a group may be a dict, and classes,
-    functions and instances stand wherever a key takes module:name; a Config gives all of its keys. Settings that are
-    left out have the algorithm's defaults: a preset is used only if experiment=NAME names it. As on the command line,
-    the run is recorded in log_dir/run_0 or below data/local. This process is pinned to the run's cores until its end,
-    and keeps its number of torch threads.
+    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run, and resume=URI one that
+    sync= has copied there. Keys of a group may be a dict, and classes, functions and instances stand wherever a key
+    takes module:name; a Config gives all of its keys. Settings that are left out have the algorithm's defaults: a
+    preset is used only if experiment=NAME names it. As on the command line, the run is recorded in log_dir/run_0 or
+    below data/local. This process is pinned to the run's cores until its end, and keeps its number of torch threads.
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.
         Interrupted: Ctrl-C stopped it; a snapshot was written, and resume= continues the run.
     """
-    job = _read(algo, env, n_steps, settings)
-    from rlframe.experiment import train
+    keys = _keys(algo, env, n_steps, settings)
+    from rlframe.experiment import fetch, train
 
-    return train.train(train.place_job(job)[0])
+    return train.train(train.place_job(train.read_job(fetch.with_fetched(keys)))[0])
 
 
 def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "LiveRun":
@@ -70,6 +70,7 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
         SnapshotError: it has no snapshot.
     """
     log_dir = str(settings.pop("log_dir", ""))
+    settings.setdefault("sync", "")  # the state's own is that of another run
     job = _read("", "", n_steps, {"resume": str(path), **settings})
     from rlframe.experiment.train import live_run
 
@@ -91,6 +92,13 @@ def log(name: str, value: Any) -> None:
 
 
 def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job":
+    keys = _keys(algo, env, n_steps, settings)
+    from rlframe.experiment.train import read_job
+
+    return read_job(keys)
+
+
+def _keys(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> dict[str, Any]:
     from rlframe.core.parts import dotted  # imports are in functions: rlframe alone loads no torch
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
@@ -101,8 +109,7 @@ def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job
     limit_threads(competing_work(keys))
     with gc_paused():
         from rlframe.experiment.objects import named
-        from rlframe.experiment.train import read_job
-    return read_job(named(keys))
+    return named(keys)
 
 
 def load_policy(path: Any, device: str = "cpu", trust: bool = False, **settings: Any) -> "Policy":

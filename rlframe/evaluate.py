@@ -73,7 +73,7 @@ _WITH_REPLAY = ("replay", "snapshot", "n_workers", "out", "device", "threads", "
 _WITHOUT_EFFECT = (  # beginnings of keys of the run
     *("sampler", "runner", "explore.", "algo.explore", "algo.optimizer", "reward.", "snapshot_", "affinity"),
     *("world_size", "learners", "callbacks"),
-    *("init", "name", "run_ID", "log_dir", "stop", "loggers", "log_level"),
+    *("init", "name", "run_ID", "log_dir", "stop", "loggers", "log_level", "sync"),
     *("eval.function", "eval.interval_steps", "eval.asynchronous", "eval.video_every"),
 )
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")

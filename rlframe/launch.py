@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, printable
 from rlframe.experiment.presets import competing_work, preset_names
 from rlframe.system.machine import gc_paused, limit_threads
 
@@ -27,6 +27,7 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch experiment=RUN_DIR/params.json log_dir=DIR   a run again, from its config
   python -m rlframe.launch env=Pendulum-v1 algo=ppo algo.learning_rate=1e-3 runner.n_steps=2e5
   python -m rlframe.launch resume=RUN_DIR                    continue a run
+  python -m rlframe.launch resume=s3://bucket/RUN_DIR        continue one that sync= has copied, on this machine
   python -m rlframe.launch init=RUN_DIR env=...              a new run from trained weights
   python -m rlframe.launch algo=sac --help                   the keys of what is named, their values and meanings
   python -m rlframe.launch experiment=atari/ppo_pong --show  every key, its value, and where that comes from
@@ -38,7 +39,7 @@ usage: python -m rlframe.launch [key=value ...]
 
 keys besides the settings below:
   experiment=NAME      a preset, the path of a YAML file, or of a run's params.json; auto: the preset for algo= and env=
-  resume=RUN_DIR       continue a run or a study
+  resume=RUN_DIR       continue a run or a study; resume=URI: a run that was copied there by sync=
   trust=true           allow a run's params.json to name code that is not part of rlframe (module:Class, ./file.py);
                        code named on the command line needs no trust
   dry_run=true         print the config and the processes, and stop
@@ -102,9 +103,11 @@ def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
+        from rlframe.experiment.fetch import with_fetched
         from rlframe.experiment.settings import to_flat
         from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
         from rlframe.experiment.trust import foreign
+        from rlframe.record.remote import is_uri
         from rlframe.study.process import run_with_retries
         from rlframe.study.sweep import is_study, run_sweep, single_run
         from rlframe.system.distributed import rank_from_environment
@@ -112,6 +115,9 @@ def _launch(argv: list[str]) -> int:
     if is_study(words.remaining):
         return run_sweep(words, lambda run: check_job(read_job(_with_default(run))))
     dry_run, retries = words.flag("dry_run"), words.count("retries", 0)
+    if is_uri(resume := words.remaining.get("resume", "")) and not dry_run:
+        print(printable(f"fetching {resume}"), flush=True)
+        words.remaining = with_fetched(words.remaining)
     job = read_job(_with_default(words.remaining))
     if retries and not dry_run:
         if rank_from_environment().world_size > 1:
@@ -123,7 +129,7 @@ def _launch(argv: list[str]) -> int:
         return 0
     result = train(job)
     if not rank_from_environment().rank:
-        _print_next_commands(result.directory, bool(foreign(to_flat(job.experiment))))
+        _print_next_commands(result.directory, bool(foreign({**to_flat(job.experiment), "sync": ""})))
     return 0
 
 

@@ -23,7 +23,7 @@ FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200
 # Keys that may differ between the seeds of one experiment: every sampler returns the same samples.
 _SAME_RESULT = re.compile(
-    r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|eval\.n_workers"
+    r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|sync|eval\.n_workers"
     r"|sampler(\.(?!batch_|decorrelation_).*)?"
 )
 

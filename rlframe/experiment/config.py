@@ -85,9 +85,8 @@ class Experiment:
         "dataset to write all episodes to: an id such as name-{seed}-v0, or a path; {seed} and {run_ID} are replaced",
     )
     record_compression: str = choice("none", COMPRESSIONS, "of that dataset")
-    record_transform: str = option(
-        "", "module:function of an Episode that changes it before it is written"
-    )
+    record_transform: str = option("", "module:function of an Episode that changes it before it is written")
+    sync: str = option("", "URI (s3://, gs://, sftp://, file://) or folder to which the run is copied; empty: none")
     loggers: tuple[str, ...] = names(
         DEFAULT_LOGGERS, "[tensorboard,wandb,mlflow,trackio,./file.py:Class]: of the log, beside progress.csv"
     )

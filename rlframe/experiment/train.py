@@ -30,11 +30,12 @@ from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.objects import is_same, recorded
 from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
 from rlframe.experiment.settings import from_flat, long_keys, merge, to_flat
-from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
+from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_sync, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
 from rlframe.record.loggers import check_loggers
 from rlframe.record.rank_state import list_snapshots
+from rlframe.record.remote import check_uri
 from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.runners.recording import named_for
 from rlframe.system.affinity import pinned
@@ -44,7 +45,7 @@ from rlframe.system.machine import retain_freed_memory
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
 _ADJUSTABLE = (  # in a resumed run
     *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
-    "compile",
+    *("compile", "sync"),
 )
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
@@ -119,8 +120,9 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
             f"python -m rlframe.launch experiment={preset}, or remove these entries"
         )
     if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
+        config.pop("sync", None)  # of that run
         check_trusted(config, preset, trust, NEW_WEIGHTS)
-        config.pop("log_dir", None)  # of that run
+        config.pop("log_dir", None)
     return config, (f"experiment={preset}",)
 
 
@@ -137,9 +139,10 @@ def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
 def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(resume) / "params.json"
     if not path.is_file():
-        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
+        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory on this machine")
     given = long_keys(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
+    check_sync(config, given, str(path), trust)
     fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed:
         raise ConfigError(
@@ -181,6 +184,14 @@ def _is_fixed(key: str) -> bool:
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
+def _check_record(job: Job) -> None:
+    """Raise ConfigError unless its loggers, its dataset, and the place that it is copied to, can be used here."""
+    check_loggers((c := job.experiment).loggers)
+    check_uri(c.sync, "sync")
+    if c.record and not job.resume:
+        check_free(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
+
+
 def check_job(job: Job) -> Experiment:
     """The experiment of a job that a study queues.
 
@@ -190,7 +201,7 @@ def check_job(job: Job) -> Experiment:
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
-    check_loggers(job.experiment.loggers)
+    _check_record(job)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
@@ -204,9 +215,7 @@ def place_job(job: Job) -> tuple[Job, int]:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
             fit, or a logger does not exist.
     """
-    check_loggers(job.experiment.loggers)
-    if (c := job.experiment).record and not job.resume:
-        check_free(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
+    _check_record(job)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes
@@ -259,6 +268,8 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
     """
     if job.experiment.n_ranks > 1:
         raise ConfigError("build and restore are for one process; use train for world_size= and learners=")
+    if job.experiment.sync and not log_dir:
+        raise ConfigError(f"sync={job.experiment.sync} copies a recorded run; give log_dir=DIR too")
     check_parts(job.experiment)
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
@@ -285,6 +296,7 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
         "snapshot_errors": experiment.snapshot_errors,
         "loggers": experiment.loggers,
         "log_level": experiment.log_level,
+        "sync": experiment.sync,
     }
 
 

@@ -65,7 +65,7 @@ _KWARGS = re.compile(r"([\w-]+\.)*(env_)?kwargs(\..*)?")  # keys of arguments
 
 
 def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The `config` of a params.json, for `from_flat`.
+    """The `config` of a params.json, for `from_flat`. Its sync is not checked: only a resumed run copies itself.
 
     Args:
         given: settings in the place of its own; what they name by an object needs no trust.
@@ -75,7 +75,8 @@ def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxy
     config = read_json(path).get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{printable(str(path))} has no config")
-    check_trusted({key: x for key, x in config.items() if not is_object(given.get(key))}, str(path), trust)
+    unused = {"sync", *(key for key, x in given.items() if is_object(x))}
+    check_trusted({key: x for key, x in config.items() if key not in unused}, str(path), trust)
     return config
 
 
@@ -94,6 +95,17 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
             printable(
                 f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}{hand}; "
                 f"{'or ' * here}if you trust its author, add trust=true"
+            )
+        )
+
+
+def check_sync(config: Mapping[str, Any], given: Mapping[str, Any], source: str, trust: bool) -> None:
+    """Raise ConfigError if a run would copy itself to where only its own config, in the file `source`, says."""
+    if config.get("sync") and "sync" not in given and not trust:
+        raise ConfigError(
+            printable(
+                f"{source} copies the run to sync={_shown(config['sync'])}; give sync= again, or empty for no copy, or "
+                f"if you trust its author, add trust=true"
             )
         )
 
@@ -125,7 +137,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key in ("callbacks", "sampler.statistics", "env.wrappers"):
+    if key in ("callbacks", "sampler.statistics", "env.wrappers", "sync"):
         return value in ("", [])
     if key == "eval.function":
         return value == ""

@@ -24,6 +24,7 @@ from rlframe.record.directory import check_directory
 from rlframe.record.loggers import DEFAULT_LOGGERS, find_loggers
 from rlframe.record.retention import SnapshotPolicy
 from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun
+from rlframe.record.sync import make_sync
 
 _current: ContextVar[BaseRun] = ContextVar("rlframe_run")
 _messages: ContextVar[str] = ContextVar("rlframe_message_prefix", default="")
@@ -53,19 +54,19 @@ def logger_context(
     console: bool = True,
     log_level: str = "INFO",
     loggers: Sequence[str] = DEFAULT_LOGGERS,
+    sync: str = "",
 ) -> Iterator[Run | SecondaryRankRun]:
     """Open a run, make it current and always close it; an exception is logged to debug.log and re-raised.
 
     Args:
         log_dir: the run is `log_dir/run_<ID>`; empty: data/local/<yyyymmdd>/<hhmmss>/<name>/run_<ID> in the project
             around the working directory. With `resume` it may also be the run directory itself.
-        config: flat and JSON-able, written to params.json.
+        config: flat and JSON-able, written to params.json.    resume: continue an existing run.
         snapshot_mode: none | last | all | gap | best.    snapshot_gap: env_steps, for mode gap.
         snapshot_keep: newest to keep, in modes last and best.    snapshot_errors: stop | continue, on a disk error.
         snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
-        resume: continue an existing run.    console: show progress and messages.
-        log_level: DEBUG | INFO | WARNING: what the console shows; with WARNING no rows. debug.log has all.
-        loggers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Logger of your own.
+        console: show progress and messages.    log_level: DEBUG | INFO | WARNING: which; with WARNING no rows.
+        loggers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class`.    sync: where to copy it.
     Raises:
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a logger cannot start.
     """
@@ -79,7 +80,7 @@ def logger_context(
     classes = find_loggers(loggers)
     directory = _existing(log_dir, run_ID) if resume else new_directory(log_dir, run_ID, name)
     with _disk_errors_named(directory):
-        run = Run(directory, name, config, classes, policy, resume, log_level if console else "")
+        run = Run(directory, name, config, classes, policy, resume, log_level * console, make_sync(sync, directory))
     try:
         with set_within(_current, run):
             ranks.broadcast(str(directory))

@@ -8,6 +8,7 @@ import fcntl
 import functools
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -27,7 +28,7 @@ from rlframe import __version__
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json, read_regular_file, write_file
 
-LOCK_FILE = "lock.json"
+LOCK_FILE, PARAMS, RESULT = "lock.json", "params.json", "result.json"
 FILMS = "videos"  # folder of the films of evaluations
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
 _SAME_START_S = 2.0  # tolerance between two readings of one process's start time
@@ -127,6 +128,26 @@ def _output(*command: str) -> str | None:
         return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write the result.json of a run that has ended; numbers that are not finite become null."""
+    replace_file(path, json.dumps(_finite(result), indent=2) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def inode(directory: Path) -> tuple[int, int]:
+    """Device and inode; zeros if it does not exist."""
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return (0, 0)
+    return status.st_dev, status.st_ino
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -68,6 +68,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "replay/forgone": "updates due by algo.replay_ratio but skipped so far because sampling was faster (updates)",
         "record/refused": "disk errors so far while writing snapshots or log rows; the rows were written later",
         "record/not_sent": "failed attempts to send rows to trackers since the start; the next attempt sends them",
+        "record/not_copied": "failed attempts to copy the run by sync= since the start; the next attempt copies it",
         "async/staleness_mean": "updates between publishing the parameters that sampled a batch and its receipt, "
         "mean over the interval's batches (updates)",
         "async/staleness_max": "maximum of the same (updates)",

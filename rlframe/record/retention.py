@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,14 @@ _LATE = (
     "async/",
 )  # groups of metrics that may be absent from the first rows
 
+InUse = Callable[[], Path | None]  # a snapshot that is read by something else, and not deleted now
+
 _logger = logging.getLogger("rlframe")
+
+
+def nothing_in_use() -> Path | None:
+    """Default of `in_use`."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,9 @@ class SnapshotPolicy:
 class Retention:
     """Owns a run's `snapshot` directory and its links: `last` is the newest, `best` the one with the highest score."""
 
-    def __init__(self, directory: Path, policy: SnapshotPolicy) -> None:
+    def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = nothing_in_use) -> None:
         check_inside(directory)
-        self._directory, self._policy = directory, policy
+        self._directory, self._policy, self._in_use = directory, policy, in_use
         self.awaited = -1  # env_steps of a snapshot that is kept until its score is known
         self._find_state()
 
@@ -151,8 +159,9 @@ class Retention:
         best = link_target(self._directory / "best") if self._policy.mode == "best" else None
         if best is None:
             (self._directory / "best").unlink(missing_ok=True)
+        kept = (self._newest, best, self._in_use())
         for snapshot in list_snapshots(self._directory)[: -self._policy.keep]:
-            if snapshot not in (self._newest, best) and env_steps_of(snapshot) != self.awaited:
+            if snapshot not in kept and env_steps_of(snapshot) != self.awaited:
                 remove_snapshot(snapshot)
 
     def trim(self, env_steps: int) -> None:
@@ -186,3 +195,17 @@ class Retention:
             set_link(self._directory / link, target)
         else:
             (self._directory / link).unlink(missing_ok=True)
+
+
+def restore_links(directory: Path) -> None:
+    """Make the links `last` and `best` of snapshots that were copied without them."""
+    found = list_snapshots(directory)
+    scores: dict[Path, float] = {}
+    for snapshot in found:
+        with suppress(SnapshotError):
+            score = read_meta(snapshot).get("score")
+            scores |= {snapshot: float(score)} if isinstance(score, int | float) else {}
+    if found:
+        set_link(directory / "last", found[-1])
+    if scores:
+        set_link(directory / "best", max(scores, key=scores.__getitem__))

@@ -1,9 +1,7 @@
 """An open run: writes metrics, messages and snapshots into its directory. Opened by `record.context.logger_context`."""
 
-import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,14 +23,17 @@ from rlframe.record.console import (
 )
 from rlframe.record.directory import (
     FILMS,
+    PARAMS,
+    RESULT,
     DirectoryLock,
     add_choices,
     add_config,
     append_resumed,
     check_config,
     check_directory,
-    replace_file,
+    inode,
     write_params,
+    write_result,
 )
 from rlframe.record.loggers import (
     CsvLogger,
@@ -46,8 +47,8 @@ from rlframe.record.loggers import (
 )
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
+from rlframe.record.sync import CHOICE, BaseSync
 
-RESULT = "result.json"
 _W = TypeVar("_W", bound=Logger)
 
 _logger = logging.getLogger("rlframe")
@@ -159,15 +160,17 @@ class Run(BaseRun):
         policy: SnapshotPolicy,
         resume: bool,
         log_level: str,
+        sync: BaseSync,
     ) -> None:
         """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
 
         Args:
             loggers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
+            sync: copies the run elsewhere.
         """
         self.directory = directory
-        self._inode = _inode(directory)
-        self._policy, self._retention = policy, Retention(directory / "snapshot", policy)
+        self._inode = inode(directory)
+        self._policy, self._retention = policy, Retention(directory / "snapshot", policy, sync.in_use)
         self._row: Mapping[str, float] = {}  # the last logged
         self._has_config = bool(config)
         self._n_failed = 0  # disk errors
@@ -178,7 +181,9 @@ class Run(BaseRun):
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
-            (append_resumed if resume else write_params)(directory / "params.json", config)
+            (append_resumed if resume else write_params)(directory / PARAMS, config)
+            if sync.place:
+                add_choices(directory / PARAMS, {CHOICE: sync.place})
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)
@@ -192,6 +197,9 @@ class Run(BaseRun):
             self._loggers += chosen  # in this order: a logger may read the file of one before it
             self._open = opened.pop_all()
             self._open.enter_context(named.pop_all())
+        self._open.callback(sync.close)  # first of all, while the log is open
+        self._sync = sync
+        sync.request()
 
     def log(self, row: Mapping[str, float]) -> None:
         """Write the row to every logger and show it.
@@ -209,6 +217,8 @@ class Run(BaseRun):
             plain["record/refused"] = self._n_failed
         if n_failed := sum(logger.n_failed for logger in self._loggers):
             plain["record/not_sent"] = n_failed
+        if self._sync.n_failed:
+            plain["record/not_copied"] = self._sync.n_failed
         self._policy.check(plain)
         self._row = plain
         self._write(plain)
@@ -230,12 +240,12 @@ class Run(BaseRun):
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
         if not self._has_config:
-            add_config(self.directory / "params.json", config())
+            add_config(self.directory / PARAMS, config())
             self._has_config = True
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
         if choices:
-            add_choices(self.directory / "params.json", choices)
+            add_choices(self.directory / PARAMS, choices)
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._episodes.check()
@@ -270,6 +280,7 @@ class Run(BaseRun):
             return None
         if path is not None:
             _logger.debug("snapshot %s, score %s", path.name, score)
+            self._sync.request()
         return path
 
     @property
@@ -289,13 +300,14 @@ class Run(BaseRun):
         score = self._policy.score(evaluation, evaluation.get("eval/return_mean", math.nan))
         try:
             self._retention.score(env_steps, score)
+            self._sync.request()
         except OSError as error:
             what = f"the score of the snapshot of env_steps {env_steps:,}"
             self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         try:
-            replace_file(self.directory / RESULT, json.dumps(_finite(result), indent=2) + "\n")
+            write_result(self.directory / RESULT, result)
         except OSError as error:
             _logger.warning("%s", disk_error(RESULT, self.directory, error))
 
@@ -307,7 +319,7 @@ class Run(BaseRun):
         _logger.warning("%s. The run continues because of snapshot_errors=continue", error)
 
     def _check_place(self) -> None:
-        if _inode(self.directory) != self._inode:
+        if inode(self.directory) != self._inode:
             raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
         if (snapshots := self.directory / "snapshot").is_symlink():
             raise RecordError(f"{snapshots} was replaced by a link during the run; nothing more can be recorded in it")
@@ -354,23 +366,9 @@ class Run(BaseRun):
             _logger.warning("closing %s: %s", self.directory, error.strerror or error)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _opened(logger: _W, until: ExitStack) -> _W:
     until.callback(close_logger, logger)
     return logger
-
-
-def _inode(directory: Path) -> tuple[int, int]:
-    try:
-        status = os.stat(directory)
-    except OSError:
-        return (0, 0)
-    return status.st_dev, status.st_ino
 
 
 def _dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> str:

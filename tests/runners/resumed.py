@@ -32,6 +32,12 @@ def words(case: str, directory: Path) -> list[str]:
 
 def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *changed: str) -> None:
     """Train, stop by SIGTERM after `env_steps`, and resume to the end with changed words."""
+    stop_at(env_steps, case, directory, monkeypatch)
+    assert launch.main([f"resume={directory / 'run_0'}", TRUST, *changed]) == 0
+
+
+def stop_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train, and stop by SIGTERM after `env_steps`."""
     record_episodes = Runner.record_episodes
 
     def record_and_stop(runner: Runner) -> None:
@@ -42,7 +48,6 @@ def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "record_episodes", record_and_stop)
         assert launch.main(words(case, directory)) == 128 + signal.SIGTERM
-    assert launch.main([f"resume={directory / 'run_0'}", TRUST, *changed]) == 0
 
 
 def assert_resumed_exactly(case: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
