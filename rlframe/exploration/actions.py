@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.config import count, fraction, number, option
+from rlframe.core.config import count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.parts import find_attribute
 from rlframe.core.schedule import Scheduled, scheduled
