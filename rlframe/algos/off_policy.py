@@ -31,6 +31,11 @@ _MOST_BATCHES = 8  # batches whose updates may be pending
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
 
 
+def interval_steps() -> Any:
+    """A field for the interval of target networks in env_steps."""
+    return count(0, "env_steps between moves of the targets, in place of target_interval; 0: by updates", low=0)
+
+
 @chz.chz
 class OffPolicyConfig:
     """The keys that DQN, DDPG, TD3 and SAC share."""
@@ -41,6 +46,7 @@ class OffPolicyConfig:
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards a return sums before it bootstraps")
+    target_interval_steps: int = interval_steps()
     value: str = choice("expected", KINDS, "what is learned of the return: its mean, its distribution, its quantiles")
     n_atoms: int = count(51, "atoms of categorical, or quantiles")
     v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)
@@ -147,6 +153,35 @@ class ReplayRatio:
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
 
 
+class TargetMoves:
+    """When target networks move: every so many updates, or at the first update after every `steps` env_steps.
+
+    env_steps count over all ranks. A runner that counts in updates (OfflineRl) has those for env_steps.
+    """
+
+    def __init__(self, steps: int, progress: Progress) -> None:
+        """`steps`: 0 counts updates."""
+        self.steps, self.progress = steps, progress
+        self.last = 0  # env_steps at the last move
+
+    def turn(self, interval: int) -> bool:
+        """Whether the update that follows moves them, which then counts as a move; `interval`: in updates."""
+        if not self.steps:
+            return is_due(self.progress.updates, interval)
+        now = max(self.progress.env_steps, self.progress.scheduled)
+        due = now // self.steps > self.last // self.steps
+        self.last = now if due else self.last
+        return due
+
+    def state_dict(self) -> dict[str, int]:
+        """When they moved last."""
+        return {"last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a saved state."""
+        self.last = state["last"]
+
+
 class OffPolicy(Algorithm):
     """Base class of algorithms that learn from replay; subclasses add `update`, and `start_exploring` once made."""
 
@@ -156,7 +191,8 @@ class OffPolicy(Algorithm):
     ratio: ReplayRatio
     config: Any
     schedules: Schedules
-    saved: Sequence[str] = ("progress", "ratio", "replay")
+    moves: TargetMoves
+    saved: Sequence[str] = ("progress", "ratio", "replay", "moves")
 
     def __init__(
         self,
@@ -172,6 +208,7 @@ class OffPolicy(Algorithm):
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config
         self.device, self.progress = device, Progress()
         self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts)
+        self.moves = TargetMoves(config.target_interval_steps, self.progress)
         self.schedules = Schedules(config, n_steps, self.progress, device, unused)
         self.now = self.schedules.now
 
@@ -243,16 +280,22 @@ class OffPolicy(Algorithm):
 
 
 def n_step_replay(
-    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, td_priorities: bool = False
+    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, unique: int = 0, initial: str = "max"
 ) -> Replay[Transitions]:
-    """Replay of config.n_step transitions, made from config.replay, on the agent's device (see NStep)."""
+    """Replay of config.n_step transitions, made from config.replay, on the agent's device.
+
+    Args:
+        alpha, unique: see ReplaySpec.    initial: priority of new rows; td: by NStep.
+    """
     return make_replay(
         config.replay,
         agent.observation_space,
         agent.action_space,
         batch_spec,
-        NStep(config.discount, config.n_step, td_priorities),
+        NStep(config.discount, config.n_step, initial == "td"),
         alpha=alpha,
+        unique=unique,
+        initial_priority=math.inf if initial in ("max", "td") else float(initial),
         previous=agent.model.uses_previous,
         device=next(agent.parameters()).device,
         seed=seed,

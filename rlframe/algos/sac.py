@@ -279,7 +279,7 @@ class SAC(OffPolicy):
         batch = self.replay.sample(self.config.batch_size)
         n, c = self.progress.updates, self.config
         noise = self.soft_value.noise(len(batch.return_))
-        metrics = self.learn((batch, noise), is_due(n, c.policy_interval), is_due(n, c.target_interval))
+        metrics = self.learn((batch, noise), is_due(n, c.policy_interval), self.moves.turn(c.target_interval))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}

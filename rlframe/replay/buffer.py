@@ -95,8 +95,9 @@ class ReplayBuffer(Generic[Batch]):
 
     @property
     def n_rows(self) -> int:
-        """Number of valid rows stored; 0 while none can be sampled."""
-        return sum(storage.n_rows for storage in self._storages) if self.n_choices else 0
+        """Number of valid rows stored; 0 while no batch can be sampled."""
+        can_be_sampled = self.n_choices >= self._selector.least
+        return sum(storage.n_rows for storage in self._storages) if can_be_sampled else 0
 
     @property
     def n_choices(self) -> int:
