@@ -48,7 +48,7 @@ def test_what_is_said_of_workers_and_of_the_main_process_holds_in_each_rank() ->
 
 
 def test_gpus_of_samplers_are_not_for_ranks() -> None:
-    with pytest.raises(ConfigError, match="^affinity=2gpr_1sgr: 1sgr is for runs of one rank"):
+    with pytest.raises(ConfigError, match=r"^affinity=2gpr_1sgr: 1sgr is for runs of one rank"):
         shares("2gpr_1sgr", 2)
 
 
