@@ -37,6 +37,7 @@ from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.record.console import progress_bar
 from rlframe.runners.recording import env_spec_json, facts_of
+from rlframe.system.env_vars import env_vars_set
 
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
@@ -253,6 +254,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
     config, watched = trained.experiment.eval, options.render or options.video
     precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
     with (
+        env_vars_set(trained.experiment.env_vars),
         learning_in(precision),
         progress_bar(trained.experiment.title(), config.env_steps or config.n_episodes) as advance,
     ):

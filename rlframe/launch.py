@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
 from rlframe.core.errors import ConfigError, printable
-from rlframe.experiment.presets import competing_work, preset_names
+from rlframe.experiment.presets import competing_work, early_env_vars, preset_names
+from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import gc_paused, limit_threads
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if the command line names no env, algo, experiment or resume
@@ -101,6 +102,11 @@ def _list(argv: list[str]) -> int:
 
 def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
+    with env_vars_set(early_env_vars(words.remaining)):  # NumPy, torch and other libraries read some when they load
+        return _launch_with(words)
+
+
+def _launch_with(words: KeyValues) -> int:
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.fetch import with_fetched

@@ -15,7 +15,7 @@ from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
-from rlframe.core.struct import Struct, Tree, as_numpy
+from rlframe.core.struct import Struct, Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import DiagonalGaussian, Distribution, TanhGaussian, make_distribution
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, check_features, config_of
@@ -40,9 +40,10 @@ class PolicyAgent(ModelAgent):
     observation_space: Space  # both set by `make_policy_agent`; algorithms that learn from replay read them
     action_space: Space
 
-    def __init__(self, model: PolicyModel, distribution: Distribution) -> None:
+    def __init__(self, model: PolicyModel, distribution: Distribution, samples: bool = True) -> None:
+        """`samples`: False acts with the mode; info.log_prob is still that of the distribution."""
         super().__init__()
-        self.model, self.distribution = with_modes(model), distribution
+        self.model, self.distribution, self.samples = with_modes(model), distribution, samples
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
@@ -73,7 +74,8 @@ class PolicyAgent(ModelAgent):
         return log_prob, entropy, value
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return self.distribution.noise(rng, lead)
+        drawn = self.distribution.noise(rng, lead)
+        return drawn if self.samples else map_tree(np.zeros_like, drawn)
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return self.memory(len(env_ids))
@@ -166,7 +168,7 @@ def make_policy_agent(
         exploration: Any = part.make_for(model, size, seed)
         agent: PolicyAgent = GsdePolicyAgent(model, distribution, exploration)
     else:
-        agent = PolicyAgent(model, distribution)
+        agent = PolicyAgent(model, distribution, part.make_noise(size).samples)
     agent.model_config = config
     agent.observation_space, agent.action_space = observation_space, action_space
     return agent

@@ -30,7 +30,6 @@ from rlframe.algos.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     check_categorical,
-    is_due,
     n_step_replay,
     priorities,
     random_until,
@@ -39,8 +38,9 @@ from rlframe.algos.off_policy import (
     soft_update,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
-from rlframe.core.errors import ConfigError
+from rlframe.algos.prioritized import check_priorities, initial_priority
+from rlframe.algos.replay_ratio import is_due
+from rlframe.core.config import count, count_or_auto, fraction, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
@@ -93,14 +93,12 @@ class Config(OffPolicyConfig):
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
     beta: Scheduled = scheduled(0.4, "exponent of the importance weights", high=1)
-    initial_priority: str = choice(
-        "max", ("max", "td"), "of new rows: the highest so far, or the critic's TD error on receipt"
-    )
+    initial_priority: str = initial_priority("the critic's TD error on receipt")
+    unique: bool = option(False, "prioritized: no row is twice in a batch")
 
     @chz.validate
     def _check(self) -> None:
-        if self.initial_priority == "td" and not self.prioritized:
-            raise ConfigError("algo.initial_priority=td needs algo.prioritized=true; set both, or use max")
+        check_priorities(self)
         check_categorical(self)
 
     def make_agent(
@@ -110,7 +108,11 @@ class Config(OffPolicyConfig):
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
+        if not self.prioritized:
+            return n_step_replay(self, agent, batch_spec, seed)
+        unique = self.batch_size if self.unique else 0
+        initial = "max" if self.initial_priority == "td" else self.initial_priority  # td: see DDPG.receive
+        return n_step_replay(self, agent, batch_spec, seed, self.alpha, unique, initial)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
         return DDPG(*self.parts(agent, batch_spec, n_steps, seed))
@@ -191,7 +193,7 @@ class DDPG(OffPolicy):
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
         n, c = self.progress.updates, self.config
-        turns = is_due(n, c.policy_interval), is_due(n, c.target_interval)
+        turns = is_due(n, c.policy_interval), self.moves.turn(c.target_interval)
         metrics, values, target = self.learn((batch, self._noise(len(batch.return_))), *turns)
         self.progress.updates += 1
         if self.config.prioritized:

@@ -35,7 +35,8 @@ from rlframe.algos.off_policy import (
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prefetch import Prefetch
-from rlframe.core.config import choice, count, fraction, option, positive
+from rlframe.algos.prioritized import check_priorities, initial_priority
+from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
@@ -91,7 +92,8 @@ class Config(OffPolicyConfig):
     prioritized: bool = option(False, "replay chooses by TD error")
     alpha: float = fraction(0.5, "exponent of the priorities")
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
-    initial_priority: str = choice("max", ("max", "td"), "of new rows: the highest so far, or the TD error of acting")
+    initial_priority: str = initial_priority("the TD error of acting")
+    unique: bool = option(False, "prioritized: no row is twice in a batch")
 
     conservative_weight: Scheduled = scheduled(
         0.0, "alpha of CQL: weight of log sum exp Q(s, .) - Q(s, a), for data of other policies (the paper: 0.5 to 4)"
@@ -101,10 +103,10 @@ class Config(OffPolicyConfig):
     def _check(self) -> None:
         if self.value == "categorical" and self.huber_delta != 1:
             raise ConfigError(f"algo.huber_delta={self.huber_delta:g} is not for algo.value=categorical; leave it out")
-        if self.initial_priority == "td" and not (self.prioritized and self.value != "categorical"):
+        check_priorities(self)
+        if self.initial_priority == "td" and self.value == "categorical":
             raise ConfigError(
-                "algo.initial_priority=td needs algo.prioritized=true and algo.value=expected or quantile, whose "
-                "priorities are TD errors; use max"
+                "algo.initial_priority=td needs algo.value=expected or quantile, whose errors are TD errors; use max"
             )
 
     def make_agent(
@@ -115,8 +117,10 @@ class Config(OffPolicyConfig):
         return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        alpha = self.alpha if self.prioritized else 0.0
-        return n_step_replay(self, agent, batch_spec, seed, alpha, self.initial_priority == "td")
+        if not self.prioritized:
+            return n_step_replay(self, agent, batch_spec, seed)
+        unique = self.batch_size if self.unique else 0
+        return n_step_replay(self, agent, batch_spec, seed, self.alpha, unique, self.initial_priority)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
         return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
@@ -134,7 +138,7 @@ class Config(OffPolicyConfig):
 
 
 class DQN(OffPolicy):
-    """Q-learning from replay, towards a target network that is moved every `target_interval` updates."""
+    """Q-learning from replay, towards a target network that is moved every `target_interval` updates or env_steps."""
 
     saved = (*OffPolicy.saved, "optimizer", "target", "generator")
     agent: QAgent
@@ -213,10 +217,11 @@ class DQN(OffPolicy):
 
     def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics:
         """Count the update; new priorities, and the target network when it is time."""
+        moves = self.moves.turn(self.config.target_interval)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(found["error"]))
-        if self.progress.updates % self.config.target_interval == 0:
+        if moves:
             copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
         self.ratio.count_update()
         metrics = {name: x for name, x in found.items() if name != "error"}

@@ -23,8 +23,9 @@ from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import ImitationConfig
-from rlframe.algos.off_policy import FromReplay, check_feedforward, is_due, replay_of, soft_update
+from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of, soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
+from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import count, fraction
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from typing import Any
 
 import chz
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, Progress, observed
+from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import AUTO, choice, count, fraction, number, positive
 from rlframe.core.errors import ConfigError
-from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Value
@@ -29,9 +28,13 @@ from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transition
 from rlframe.replay.buffer import Batch, ReaderConfig
 from rlframe.replay.select import PRIORITY_EPSILON
 
-_MOST_BATCHES = 8  # batches whose updates may be pending
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
 _MOST_OBSERVED, _OBSERVED_AT_ONCE = 100_000, 1_000  # rows of data for statistics: their means are within 0.3 % of a std
+
+
+def interval_steps() -> Any:
+    """A field for the interval of target networks in env_steps."""
+    return count(0, "env_steps between moves of the targets, in place of target_interval; 0: by updates", low=0)
 
 
 @chz.chz
@@ -44,6 +47,7 @@ class OffPolicyConfig:
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards a return sums before it bootstraps")
+    target_interval_steps: int = interval_steps()
     value: str = choice("expected", KINDS, "what is learned of the return: its mean, its distribution, its quantiles")
     n_atoms: int = count(51, "atoms of categorical, or quantiles")
     v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)
@@ -68,86 +72,6 @@ def check_categorical(config: Any) -> None:
                 f"algo.{name}={getattr(config, name)} is not for algo.value=categorical, whose returns are clipped to "
                 f"algo.v_min and algo.v_max; leave it out"
             )
-
-
-class ReplayRatio:
-    """Counts due updates exactly: each env_step after `learning_starts` adds `replay_ratio / batch_size` updates.
-
-    An update learns from batch_size rows of each replay: one a rank, or one of all learners. env_steps count over all
-    ranks, so with n replays an env_step adds 1 / n of that, and all ranks have the same updates due.
-    If batches arrive faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and counted:
-    made later all at once, they would learn from data that has hardly changed.
-    """
-
-    def __init__(self, replay_ratio: float, batch_size: int, learning_starts: int) -> None:
-        """Args:
-            replay_ratio: rows learned from per row received.    batch_size: rows of an update from each replay.
-            learning_starts: env_steps, over all ranks, before the first update.
-        Raises:
-            ValueError: a number out of range.
-        """
-        if replay_ratio <= 0 or batch_size < 1 or learning_starts < 0:
-            raise ValueError(
-                f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
-                f"algo.learning_starts={learning_starts} at least 0"
-            )
-        self.ranks, self.ready = current_ranks(), False  # ready: every replay has rows to sample
-        self.batch_size, self.learning_starts = batch_size * self.ranks.n_samplers, learning_starts
-        rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
-        self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
-        self._pending = self._dropped = 0
-
-    def updates_until(self, env_steps: int) -> int:
-        """Whole updates due until then."""
-        return self._share * max(env_steps - self.learning_starts, 0) // self._whole
-
-    def receive(self, before: int, after: int) -> None:
-        """Count a batch, given the env_steps before and after it."""
-        more = self._share * max(after - max(before, self.learning_starts), 0)
-        if self.ready:  # before, updates were impossible, not too slow
-            dropped = max(self._pending - _MOST_BATCHES * max(more, self._whole), 0)
-            self._pending -= dropped
-            self._dropped += dropped
-        self._pending += more
-
-    def due(self, n_rows: int = 1) -> int:
-        """Whole updates due; 0 until every replay has rows to sample (`n_rows`: those in this rank's)."""
-        due = self._pending // self._whole
-        if due and not self.ready:
-            self.ready = self.ranks.sum(int(n_rows > 0)) == self.ranks.n_samplers
-        return due if self.ready else 0
-
-    def count_update(self) -> None:
-        """An update was made; one that was not due, of a run without a sampler, is not counted."""
-        self._pending -= min(self._whole, self._pending)
-
-    def drop(self) -> None:
-        """Drop all pending updates."""
-        self._dropped, self._pending = self._dropped + self._pending, 0
-
-    @property
-    def pending(self) -> Fraction:
-        """Updates due and not made yet, with fraction."""
-        return Fraction(self._pending, self._whole)
-
-    @property
-    def dropped(self) -> Fraction:
-        """Updates dropped."""
-        return Fraction(self._dropped, self._whole)
-
-    def counters(self, progress: Progress) -> dict[str, float]:
-        """For the log: rows learned from per env_step since `learning_starts`, and the updates dropped."""
-        dropped = {"replay/forgone": float(self.dropped)} if self._dropped else {}
-        env_steps = progress.env_steps - self.learning_starts
-        return {"replay/ratio": progress.updates * self.batch_size / env_steps if env_steps > 0 else 0.0, **dropped}
-
-    def state_dict(self) -> dict[str, list[int]]:
-        """Both counts as exact fractions."""
-        return {"pending": list(self.pending.as_integer_ratio()), "dropped": list(self.dropped.as_integer_ratio())}
-
-    def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        """Continue from saved counts."""
-        self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
 
 
 class FromReplay(Algorithm):
@@ -236,6 +160,8 @@ class OffPolicy(FromReplay):
 
     agent: QAgent | ActorAgent
     exploration: ExplorationSchedule
+    moves: TargetMoves
+    saved: Sequence[str] = (*FromReplay.saved, "moves")
 
     def __init__(
         self,
@@ -250,6 +176,7 @@ class OffPolicy(FromReplay):
         """As FromReplay; `exploration`: sets the level by env_steps."""
         super().__init__(agent, replay, n_steps, config, device, unused)
         self.exploration = exploration
+        self.moves = TargetMoves(config.target_interval_steps, self.progress)
 
     def start_exploring(self) -> None:
         """Set the agent's exploration at first. Raises ConfigError if it was made by another config."""
@@ -283,6 +210,8 @@ def replay_of(
     reader: ReaderConfig[Batch],
     alpha: float = 0.0,
     state: Tree = (),
+    unique: int = 0,
+    initial_priority: float = math.inf,
 ) -> Replay[Batch]:
     """Replay made from config.replay for an agent with a model, on its device; arguments as of `make_replay`."""
     return make_replay(
@@ -293,6 +222,8 @@ def replay_of(
         reader,
         alpha=alpha,
         state=state,
+        unique=unique,
+        initial_priority=initial_priority,
         previous=agent.model.uses_previous,
         device=next(agent.parameters()).device,
         seed=seed,
@@ -300,10 +231,16 @@ def replay_of(
 
 
 def n_step_replay(
-    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, td_priorities: bool = False
+    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, unique: int = 0, initial: str = "max"
 ) -> Replay[Transitions]:
-    """Replay of config.n_step transitions, made from config.replay, on the agent's device (see NStep)."""
-    return replay_of(config, agent, batch_spec, seed, NStep(config.discount, config.n_step, td_priorities), alpha)
+    """Replay of config.n_step transitions, made from config.replay, on the agent's device.
+
+    Args:
+        alpha, unique: see ReplaySpec.    initial: priority of new rows; td: by NStep.
+    """
+    first = math.inf if initial in ("max", "td") else float(initial)
+    reader = NStep(config.discount, config.n_step, initial == "td")
+    return replay_of(config, agent, batch_spec, seed, reader, alpha, unique=unique, initial_priority=first)
 
 
 def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredReplay[Batch]:
@@ -345,11 +282,6 @@ def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tenso
         torch._foreach_add_(targets, moves)
     else:
         torch._foreach_lerp_(targets, onlines, tau)
-
-
-def is_due(updates: int, interval: int) -> bool:
-    """Whether the update that follows so many is one of every `interval`: a step of the policy, or of the targets."""
-    return (updates + 1) % interval == 0
 
 
 def smoothed(action: Tensor, noise: Tensor, std: Any, clip: Any) -> Tensor:

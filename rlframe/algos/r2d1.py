@@ -26,8 +26,9 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, copy_into, priorities, reading_back
+from rlframe.algos.off_policy import OffPolicy, copy_into, interval_steps, priorities, reading_back
 from rlframe.algos.optimizer_step import make_optimizer_step
+from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -88,6 +89,7 @@ class Config:
     state_interval: int = count(0, "env steps between stored states, where sequences start; 0: sampler.batch_T")
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(2_500, "updates between moves of the target network")
+    target_interval_steps: int = interval_steps()
     target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
     explore: ExploreConfig | str = explore("epsilon", Q_KINDS, LADDER)
     double: bool = option(True, "the online network chooses the next action, the target network values it")
@@ -96,9 +98,14 @@ class Config:
     prioritized: bool = option(True, "replay chooses sequences by their TD errors")
     alpha: float = fraction(0.9, "exponent of the priorities")
     beta: Scheduled = scheduled(0.6, "exponent of the importance weights", high=1)
+    unique: bool = option(False, "prioritized: no sequence is twice in a batch")
     eta: Scheduled = scheduled(
         0.9, "priority: eta of the largest TD error of a sequence, the rest of their mean", high=1
     )
+
+    @chz.validate
+    def _check(self) -> None:
+        check_unique(self)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -116,6 +123,7 @@ class Config:
             batch_spec,
             FixedSequence(self.burn_in + self.learn_T, self.state_interval),
             alpha=self.alpha if self.prioritized else 0.0,
+            unique=self.batch_size if self.unique else 0,
             state=agent.initial_state(range(batch_spec.B)),
             previous=True,
             device=agent.exploration.level.device,
@@ -171,10 +179,11 @@ class R2D1(OffPolicy):
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
         metrics, priority = self.learn(batch)
+        moves = self.moves.turn(self.config.target_interval)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
-        if self.progress.updates % self.config.target_interval == 0:
+        if moves:
             copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}

@@ -30,12 +30,12 @@ from rlframe.algos.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     check_categorical,
-    is_due,
     n_step_replay,
     random_until,
     soft_update,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
+from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
@@ -284,7 +284,7 @@ class SAC(OffPolicy):
         batch = self.replay.sample(self.config.batch_size)
         n, c = self.progress.updates, self.config
         noise = self.soft_value.noise(len(batch.return_))
-        metrics = self.learn((batch, noise), is_due(n, c.policy_interval), is_due(n, c.target_interval))
+        metrics = self.learn((batch, noise), is_due(n, c.policy_interval), self.moves.turn(c.target_interval))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}

@@ -260,7 +260,7 @@ def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in settings:
         below = {key: value}
-        if isinstance(value, Mapping) and not key.endswith("kwargs"):  # whose keys are not rlframe's
+        if isinstance(value, Mapping) and not key.endswith(("kwargs", "env_vars")):  # whose keys are not rlframe's
             below = dotted((_key_in(key, name), each) for name, each in value.items())
         if twice := below.keys() & flat.keys():
             raise ConfigError(f"{min(twice)} is given twice; leave one of them out")

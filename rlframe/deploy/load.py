@@ -25,6 +25,7 @@ from rlframe.experiment.objects import NOT_OF_POLICY, recorded
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest
+from rlframe.system.env_vars import env_vars_set
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def load_trained(
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = chz.replace(from_flat(config, changes), init="")
     env = experiment.eval_env_config()
-    with closing(make_envs(env, 1, [0])) as envs:
+    with env_vars_set(experiment.env_vars), closing(make_envs(env, 1, [0])) as envs:
         both_spaces = envs.observation_space, envs.action_space
     agent = _agent_with(experiment, weights, *both_spaces, str(snapshot)).to(choose_device(device))
     score = meta["score"] if isinstance(meta.get("score"), int | float) else math.nan

@@ -127,7 +127,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             check_networks(experiment, envs.observation_space, envs.action_space, device)
             agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
             check_batch(experiment, agent, envs.observation_space, envs.action_space)
-            sampler = _make_sampler(experiment, envs, agent, device)
+            sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
             n_steps = experiment.runner.n_steps
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
             if experiment.init_optimizer:
@@ -225,13 +225,17 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     return BackgroundProcess(config, env, experiment.seed, *where, place)
 
 
-def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Source:
+def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device, gpus: Sequence[int]) -> Source:
+    """`device`: of the learner.    gpus: where samplers in processes of their own act, in turn, if there are any."""
     config = experiment.sampler_config()
     if not experiment.runner.samples_in_background or config.collects_ahead:
         return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
-    kind = Collectors if experiment.runner.sampler_count() > 1 else BackgroundSampler
+    n_slots = experiment.runner.n_slots
     acting = choose_device(config.device) if config.device else device if config.acts_on_device else "cpu"
-    return kind(envs, agent, experiment.runner.n_slots, str(acting))
+    devices = [f"cuda:{gpu}" for gpu in gpus] or [str(acting)]
+    if experiment.runner.sampler_count() > 1:
+        return Collectors(envs, agent, n_slots, devices)
+    return BackgroundSampler(envs, agent, n_slots, devices[0])
 
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:

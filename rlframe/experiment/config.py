@@ -28,6 +28,7 @@ from rlframe.runners.config import RunnerConfig, as_kind
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import SamplerConfig, no_sampler
 from rlframe.system.cluster import RayOptions
+from rlframe.system.env_vars import check_env_vars
 
 
 def _kind(name: str, config: Any) -> str:
@@ -50,6 +51,9 @@ class Experiment:
     sampler: Any = part(ROOTS["sampler"], "auto", "how environments are stepped", SamplerConfig)
     runner: Any = part(ROOTS["runner"], "minibatch_rl_eval", "the training loop", RunnerConfig)
     eval: EvalConfig
+    env_vars: Mapping[str, Any] = chz.field(
+        default_factory=dict, doc="environment variables of all processes: env_vars.NAME=value"
+    )
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
     learners: int = count_or_auto("processes that learn one run together, each a part of a batch; auto: measured", 1)
@@ -93,6 +97,7 @@ class Experiment:
 
     @chz.validate
     def _check(self) -> None:
+        check_env_vars(self.env_vars)
         n_episodes = self.eval.n_episodes
         if self.learners == 0:
             raise ConfigError("learners=0 must be at least 1, or auto")

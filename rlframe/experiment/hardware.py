@@ -57,6 +57,7 @@ def resolve(
     """
     check_machine(experiment, local_world_size)
     affinity = affinity_of(experiment, local_rank, local_world_size)
+    _check_sampler_gpus(experiment, affinity)
     device = choose_device(experiment.device, affinity.gpus)
     experiment = chz.replace(experiment, precision=choose_precision(experiment.precision, device))
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
@@ -85,6 +86,16 @@ def resolve(
     return Resolved(experiment, affinity, notes)
 
 
+def _check_sampler_gpus(experiment: Experiment, affinity: Affinity) -> None:
+    """Raise ConfigError if the affinity has GPUs for samplers that do not act on them."""
+    sampler, n = experiment.sampler, len(affinity.sampler_gpus)
+    if n and not (experiment.runner.samples_in_background and sampler.acts_on_device and not sampler.device):
+        raise ConfigError(
+            f"affinity={experiment.affinity}: {n}sgr is for samplers that act on GPUs; use runner=async_rl with "
+            f"sampler=gpu and without sampler.device"
+        )
+
+
 def choices_of(asked: Experiment, resolved: Resolved) -> dict[str, Any]:
     """What `resolve` chose where the experiment says auto, and what a resumed run must keep to compute the same."""
     chosen: dict[str, Any] = {}
@@ -103,13 +114,14 @@ def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) 
     """
     topology, runner = read_topology(), experiment.runner
     n_workers = max(0, experiment.sampler.worker_count())  # AUTO is negative
-    affinity = plan(experiment.affinity, topology, n_workers)
+    code = experiment.affinity
     if not runner.samples_in_background:
-        return affinity_share(affinity, topology, n_workers, local_rank, local_world_size)
+        return affinity_share(code, topology, n_workers, local_rank, local_world_size)
+    affinity = plan(code, topology, n_workers)
     if local_world_size > 1:
         n_own = affinity.threads // local_world_size
         half = runner.learner_cores or max(1, n_own // 2)
-        return affinity_share(affinity, topology, n_workers, local_rank, local_world_size, half)
+        return affinity_share(code, topology, n_workers, local_rank, local_world_size, half)
     # With a GPU, learning keeps one core busy, and the others step environments.
     on_gpu = choose_device(experiment.device, affinity.gpus).type == "cuda"
     learner_cores = runner.learner_cores or (1 if on_gpu else max(1, affinity.threads // 2))
@@ -171,7 +183,7 @@ def _choice_for(experiment: Experiment, affinity: Affinity, n_workers: int, tune
         if tune:
             return _fastest_sampler(experiment, affinity, n_workers, agent)
         costs = auto.measure(probe, agent, auto.batch_sizes(config, n_workers), threads)
-    n_cores = affinity.sampler_threads or affinity.threads
+    n_cores = affinity.sampler_threads or max(affinity.threads, len({cpus[0] for cpus in affinity.workers if cpus}))
     acting = threads if next(agent.parameters()).device.type == "cpu" else 1
     machine = auto.Machine(n_workers, n_cores, steps_on_threads(env, config.batch_B), acting)
     return auto.choose(config, costs, machine)

@@ -35,15 +35,18 @@ class LiveRun:
     run.save("pendulum")
     """
 
-    def __init__(self, built: Built, config: Mapping[str, Any], record: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, built: Built, config: Mapping[str, Any], record: Mapping[str, Any] | None, opened: ExitStack
+    ) -> None:
         """Args:
         config: of the run, flat.    record: arguments of logger_context; None: nothing is recorded.
+        opened: what is to be closed after the run, on which it puts its own.
         """
         self.config, self._built = dict(config), built
         self._table: list[dict[str, float]] = []
         self._trained_s = 0.0  # the time between rows is not counted
         # Everything happens in one context of contextvars, since cells of a notebook may have one each.
-        self._context, self._opened = copy_context(), ExitStack()
+        self._context, self._opened = copy_context(), opened
         self._close = weakref.finalize(self, self._context.run, self._opened.close)  # also when Python exits
         self._opened.push(built)
         if record is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml, read_json, read_regular_file
+from rlframe.system.env_vars import text_of
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 _OF_STUDY = ("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric")
@@ -125,13 +126,7 @@ def competing_work(keys: Mapping[str, Any]) -> str:
     one environment, this process steps it or waits for it, and "nothing" competes; but an "update" may be prefetched
     meanwhile if observations are images, and learning from replay takes longer than the steps in between.
     """
-    config: dict[str, Any] = {}
-    with contextlib.suppress(ConfigError, OSError, ValueError):  # reported later, when the config is read
-        source = f"{keys['resume']}/params.json" if "resume" in keys else str(keys.get("experiment", ""))
-        if source == AUTO_PRESET:
-            source = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
-        config = load_preset(source) if source else {}
-    config |= keys
+    config = _settings(keys)
     images = "ALE/" in str(config.get("env"))
     algo = str(config.get("algo")).lower()
     n_envs = config.get("sampler.batch_B", 1 if algo in _ONE_ENV else 0)
@@ -142,3 +137,31 @@ def competing_work(keys: Mapping[str, Any]) -> str:
         return "nothing"
     in_threads = "envpool" in str(config.get("env_backend")) or (images and str(config.get("sampler")) == "serial")
     return "threads" if in_threads else "processes"
+
+
+def _settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the command line above those of its preset or run, if these can be read."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError, OSError, ValueError):  # reported later, when the config is read
+        source = f"{keys['resume']}/params.json" if "resume" in keys else str(keys.get("experiment", ""))
+        if source == AUTO_PRESET:
+            source = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
+        config = load_preset(source) if source else {}
+    return config | dict(keys)
+
+
+def early_env_vars(keys: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables of a run, before its settings are read and torch is loaded.
+
+    Those of a run's params.json, which may come from another person, only with trust=true.
+    """
+    is_of_run = "resume" in keys or str(keys.get("experiment", "")).endswith(".json")
+    settings = _settings(keys) if not is_of_run or keys.get("trust") == "true" else keys
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        group, _, name = key.partition(".")
+        if group == "env_vars":
+            with contextlib.suppress(ValueError):  # reported later
+                given = {name: value} if name else parse_yaml(value) if isinstance(value, str) else value
+                found |= {each: text_of(x) for each, x in given.items()} if isinstance(given, Mapping) else {}
+    return found

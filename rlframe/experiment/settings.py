@@ -16,9 +16,10 @@ from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_ke
 from rlframe.envs import EnvOptions
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import check_objects, long_key
+from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
-_FREE = re.compile(r"((?:[^.]+\.)*?(?:env_)?kwargs)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
+_FREE = re.compile(r"((?:[^.]+\.)*?(?:env_)?kwargs|env_vars)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
 _STUDY_KEYS = ("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric")
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
@@ -191,12 +192,15 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
 
 
 def _free_values(key: str, name: str | None, value: Any) -> Mapping[str, Any]:
+    are_texts = key.partition(".")[0] == "env_vars"
+    if are_texts and name:
+        return {name: text_of(value)}
     parsed = _parse(key, value)
     if name:
         return {name: parsed}
     if not isinstance(parsed, Mapping):
         raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
-    return parsed
+    return {each: text_of(x) for each, x in parsed.items()} if are_texts else parsed
 
 
 def _without_name(key: str, value: Any, config: type) -> str:

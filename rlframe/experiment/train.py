@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,12 +41,13 @@ from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.runners.recording import named_for
 from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_environment
+from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
 _ADJUSTABLE = (  # in a resumed run
     *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
-    *("compile", "sync"),
+    *("compile", "sync", "env_vars"),
 )
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
@@ -246,7 +248,8 @@ def train(job: Job) -> TrainResult:
         ConfigError: its parts do not fit together; nothing was written. Otherwise see `Runner.train`.
     """
     experiment = job.experiment
-    return launch_ranks(partial(_train, job), experiment.n_ranks, experiment.n_samplers)
+    with env_vars_set(experiment.env_vars):
+        return launch_ranks(partial(_train, job), experiment.n_ranks, experiment.n_samplers)
 
 
 def describe_job(job: Job, n_here: int) -> str:
@@ -255,9 +258,10 @@ def describe_job(job: Job, n_here: int) -> str:
     Raises:
         ConfigError: its parts do not fit together.
     """
-    resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here, job.threads)
-    config = to_flat(whole_of(resolved.experiment, job.experiment))
-    return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}"
+    with env_vars_set(job.experiment.env_vars):
+        resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here, job.threads)
+        config = to_flat(whole_of(resolved.experiment, job.experiment))
+        return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}"
 
 
 def live_run(job: Job, log_dir: str) -> LiveRun:
@@ -270,14 +274,20 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
         raise ConfigError("build and restore are for one process; use train for world_size= and learners=")
     if job.experiment.sync and not log_dir:
         raise ConfigError(f"sync={job.experiment.sync} copies a recorded run; give log_dir=DIR too")
+    return copy_context().run(_live_run, job, log_dir)  # whose context is its own
+
+
+def _live_run(job: Job, log_dir: str) -> LiveRun:
     check_parts(job.experiment)
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
-    resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
-    settings = without_init(resolved.experiment) if found else resolved.experiment
-    built = build(settings, resolved.affinity)
-    config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
-    run = LiveRun(built, config, _record_of(experiment) if log_dir else None)
+    with ExitStack() as until_closed:
+        until_closed.enter_context(env_vars_set(experiment.env_vars))
+        resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
+        settings = without_init(resolved.experiment) if found else resolved.experiment
+        built = build(settings, resolved.affinity)
+        config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
+        run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
         run.load(found[1])
     return run

@@ -119,7 +119,7 @@ def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
 
 
 def foreign(config: Mapping[str, Any], most_weights: int = _MAX_WEIGHTS) -> list[str]:
-    """The entries of a config, key=value, that would run foreign code, read files or take too much memory."""
+    """The entries of a config, key=value, that run foreign code, set variables, read files or need much memory."""
     found = [f"{_shown(key)}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
     n_weights = _count_weights(config)
     return [*found, f"model.*: at least {n_weights:,} weights"] if n_weights > most_weights else found
@@ -133,6 +133,8 @@ def _shown(value: Any) -> str:
 def _is_plain(key: str, value: Any) -> bool:
     if key in ("env", "eval.env"):
         return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
+    if key.partition(".")[0] == "env_vars":  # libraries load code by many of them
+        return value == {}
     if key == "model.encoder":
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":

@@ -40,7 +40,7 @@ KINDS = {
 }
 Q_KINDS = ("epsilon", "boltzmann", "noise_hold", "noisy", "none", "own")  # those that fit the DQN family
 NOISE_KINDS = ("gaussian", "ornstein_uhlenbeck", "noise_hold", "none", "own")  # DDPG, TD3 and, with Box actions, SAC
-POLICY_KINDS = ("stochastic", "gsde")  # the policy-gradient algorithms
+POLICY_KINDS = ("stochastic", "gsde", "none")  # the policy-gradient algorithms
 
 __all__ = [
     "KINDS",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.config import count, fraction, number, option
+from rlframe.core.config import count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.parts import find_attribute
 from rlframe.core.schedule import Scheduled, scheduled
@@ -58,18 +58,24 @@ class GaussianConfig(ExploreConfig):
         float("nan"), "standard deviation on actions in [-1, 1]; nan: the algorithm's", high=HIGHEST
     )
     std_last: Scheduled = last("standard deviation", high=HIGHEST)
+    clip: float = positive(math.inf, "largest magnitude of the noise, before it is added; inf: any")
 
     def make_noise(self, size: int) -> Gaussian:
-        return Gaussian(size, self.graded)
+        return Gaussian(size, self.clip, self.graded)
 
     def levels(self) -> tuple[Scheduled, Scheduled]:
         return self.std, self.std_last
 
 
 class Gaussian(ActionNoise):
-    """a + std ε,  ε ~ N(0, 1), clipped to [-1, 1]."""
+    """a + clip(std ε, -c, c),  ε ~ N(0, 1), clipped to [-1, 1]."""
 
     scale = "std"
+
+    def __init__(self, size: int, clip: float = math.inf, graded: bool = False) -> None:
+        """`clip`: c, inf for none."""
+        super().__init__(size, graded)
+        self.clip = clip
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> np.ndarray:
         return rng.standard_normal((*lead, self.size), np.float32)
@@ -78,7 +84,12 @@ class Gaussian(ActionNoise):
         self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
     ) -> tuple[Array, ExploreState]:
         std = self.level_of(level, state, xp)
-        return (action + (std[..., None] if self.graded else std) * noise).clip(-1, 1), state
+        return _added(action, (std[..., None] if self.graded else std) * noise, self.clip), state
+
+
+def _added(action: Array, noise: Array, clip: float) -> Array:
+    """clip(a + clip(noise, -c, c), -1, 1) [B, size]."""
+    return (action + (noise if clip == math.inf else noise.clip(-clip, clip))).clip(-1, 1)
 
 
 @chz.chz
@@ -91,9 +102,10 @@ class OrnsteinUhlenbeckConfig(ExploreConfig):
     sigma: Scheduled = scheduled(0.2, "standard deviation of a step of the noise", high=HIGHEST)
     sigma_last: Scheduled = last("standard deviation", high=HIGHEST)
     theta: float = fraction(0.15, "part of the noise that is forgotten a step; 1: uncorrelated")
+    clip: float = positive(math.inf, "largest magnitude of the noise, before it is added; inf: any")
 
     def make_noise(self, size: int) -> OrnsteinUhlenbeck:
-        return OrnsteinUhlenbeck(size, self.theta, self.graded)
+        return OrnsteinUhlenbeck(size, self.theta, self.clip, self.graded)
 
     def levels(self) -> tuple[Scheduled, Scheduled]:
         return self.sigma, self.sigma_last
@@ -108,14 +120,17 @@ class WalkNoise(Struct):
 
 
 class OrnsteinUhlenbeck(ActionNoise):
-    """a + σ x,  x <- (1 - θ) x + ε,  ε ~ N(0, 1), clipped to [-1, 1]; x is 0 at the start of an episode."""
+    """a + clip(σ x, -c, c),  x <- (1 - θ) x + ε,  ε ~ N(0, 1), clipped to [-1, 1]; x is 0 at the start of an episode.
+
+    x itself is not clipped.
+    """
 
     scale = "sigma"
 
-    def __init__(self, size: int, theta: float, graded: bool = False) -> None:
-        """`theta`: part of x that is forgotten a step."""
+    def __init__(self, size: int, theta: float, clip: float = math.inf, graded: bool = False) -> None:
+        """`theta`: part of x that is forgotten a step.    `clip`: c, inf for none."""
         super().__init__(size, graded)
-        self.theta = theta
+        self.theta, self.clip = theta, clip
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> WalkNoise:
         return WalkNoise(rng.standard_normal((*lead, self.size), np.float32), np.ones((*lead, 1), np.float32))
@@ -129,7 +144,7 @@ class OrnsteinUhlenbeck(ActionNoise):
         x = (1 - self.theta) * (state.own * ~inputs.first[:, None]) + noise.step
         sigma = self.level_of(level, state, xp)
         offset = (sigma[:, None] if self.graded else sigma) * x * noise.active
-        return (action + offset).clip(-1, 1), ExploreState(state.env, x)
+        return _added(action, offset, self.clip), ExploreState(state.env, x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +220,7 @@ class NoNoise(Stochastic):
 class NoneConfig(ExploreConfig):
     """No exploration: greedy actions, or those that random first steps take.
 
-    For the DQN family, DDPG, TD3 and SAC.
+    Of the policy gradients the mode of the policy, whose log-probability is learned from as if it had been sampled.
     """
 
     def make_q(self, n_actions: int, masked: bool) -> Greedy:

@@ -257,6 +257,11 @@ class ConsoleMessages(logging.Handler):
         self._console.message(level + self.format(record))
 
 
+def debug_is_shown() -> bool:
+    """Whether a console shows messages of the level DEBUG."""
+    return any(isinstance(each, ConsoleMessages) and each.level <= logging.DEBUG for each in _logger.handlers)
+
+
 def attach(handler: logging.Handler, until: ExitStack) -> None:
     """Give rlframe's messages of all levels to a handler until the stack is closed, which closes it."""
     before = _logger.level

@@ -66,6 +66,10 @@ class ReaderConfig(ABC, Generic[Batch]):
     def spacing(self, T: int) -> int:
         """Time steps from a candidate of an environment to its next, in batches of T; raises ValueError if unfit."""
 
+    def data_T(self, T: int) -> int:
+        """Time steps of each batch in which recorded rows are stored, for a sampler's of T; 0: they may be any."""
+        return 0
+
     @abstractmethod
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Batch]:
         """The reader of a storage of batches of T time steps; `state` [B]: NumPy example of the agent's state."""
@@ -95,8 +99,9 @@ class ReplayBuffer(Generic[Batch]):
 
     @property
     def n_rows(self) -> int:
-        """Number of valid rows stored; 0 while none can be sampled."""
-        return sum(storage.n_rows for storage in self._storages) if self.n_choices else 0
+        """Number of valid rows stored; 0 while no batch can be sampled."""
+        can_be_sampled = self.n_choices >= self.selector.least
+        return sum(storage.n_rows for storage in self._storages) if can_be_sampled else 0
 
     @property
     def n_choices(self) -> int:

@@ -155,8 +155,8 @@ def _filled(
         ConfigError: the dataset is damaged, empty, or has not as many steps as it claims.
         ValueError: it does not fit into memory.
     """
-    free = spec.reader.spacing(spec.batch_spec.T) == 1
-    T = _CHUNK if free else spec.batch_spec.T
+    fixed = spec.reader.data_T(spec.batch_spec.T)
+    T = fixed or _CHUNK
     n_rows = dataset.n_steps + dataset.n_episodes
     state = map_tree(lambda x: x[:1], spec.state)
     config: ReplayConfig = kind(size=-(-n_rows // T) * T + max(T, _ROOM))
@@ -164,7 +164,7 @@ def _filled(
     assert isinstance(buffer, ReplayBuffer)
     found, kept = Digest(), Digest()  # before and after the transform
     episodes = kept.follow(transformed(found.follow(dataset.episodes()), transform))
-    for batch in as_batches(episodes, dataset.action_space, T, state, whole=not free):
+    for batch in as_batches(episodes, dataset.action_space, T, state, whole=fixed > 0):
         if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break
         buffer.append(batch.torch())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class ReplaySpec(Generic[Batch]):
     previous: bool = False  # whether the model reads prev_action, prev_reward and first; else they may be null
     device: torch.device = _CPU  # the learner's, where batches are wanted
     seed: int = 0  # the run's root seed
+    unique: int = 0  # prioritized: most rows of a batch, none of them twice; 0: rows may repeat
+    initial_priority: float = math.inf  # prioritized: of new rows; inf: the highest so far
 
 
 @chz.chz
@@ -214,6 +217,8 @@ def make_replay(
     previous: bool = False,
     device: torch.device = _CPU,
     seed: int = 0,
+    unique: int = 0,
+    initial_priority: float = math.inf,
 ) -> Replay[Batch]:
     """A replay for the batches of a sampler, or this rank's part of one; the arguments are those of `ReplaySpec`.
 
@@ -224,7 +229,8 @@ def make_replay(
     """
     assert isinstance(config, ReplayConfig)  # the field's munger made it
     wanted = observation_space, action_space, batch_spec, reader, alpha, state, previous, device, seed
-    return config.make(ReplaySpec(config.size, *wanted))
+    of_priorities = unique, initial_priority
+    return config.make(ReplaySpec(config.size, *wanted, *of_priorities))
 
 
 def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
@@ -255,7 +261,13 @@ def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
             f"algo.replay.size={least * B * n_streams}"
         )
     rng, n_choices = generator(spec.seed, Role.REPLAY), readers[0].candidates.n_slots
-    selector: Selector = Prioritized(rng, spec.alpha, n_choices, n_streams) if spec.alpha else Uniform(rng)
+    if 2 * spec.unique > n_choices * n_streams and ranks.rank < ranks.n_samplers:
+        raise ValueError(
+            f"algo.unique=true draws algo.batch_size={spec.unique} without repetition, and algo.replay.size="
+            f"{config.size} holds about {n_choices * n_streams}, too few; use one for {2 * spec.unique} or more"
+        )
+    own = n_choices, n_streams, spec.unique, spec.initial_priority
+    selector: Selector = Prioritized(rng, spec.alpha, *own) if spec.alpha else Uniform(rng)
     replay = ReplayBuffer(storages, selector, readers, size)
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
 

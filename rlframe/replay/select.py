@@ -1,5 +1,6 @@
 """Candidates, the rows that may be sampled, and selectors: draw them uniformly, or by priorities with a sum tree."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ WIDTH = 64  # children per node
 _ROOT = 1024  # children of the root at most: one cumulative sum of them serves a whole batch
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
 _DRAWS = 32  # of each number on a device
-_MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
+MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 
 
 class SumTree:
@@ -161,6 +162,7 @@ class Selector(ABC):
     """Draws from the candidates of each stream. Call `update_candidates` whenever they change."""
 
     rng: np.random.Generator
+    least = 1  # candidates that a draw needs
 
     @abstractmethod
     def __repr__(self) -> str:
@@ -172,7 +174,7 @@ class Selector(ABC):
 
     @abstractmethod
     def draw(self, streams: Sequence[Candidates], n: int) -> Drawn:
-        """n numbers, drawn with replacement; there must be at least one candidate."""
+        """n numbers, drawn with replacement unless its class says otherwise; there must be `least` candidates."""
 
     def weights(self, streams: Sequence[Candidates], drawn: Drawn, beta: float) -> np.ndarray | None:
         """Importance weights [n] float32 in the order of `drawn`, at most 1; None if all are 1."""
@@ -218,33 +220,74 @@ class Prioritized(Selector):
     """P(i) = p[i]^α / Σ p^α; weights (N P(i))^-β over their maximum in the batch; new rows get the highest p so far.
 
     (Schaul et al. 2016, arXiv 1511.05952, proportional variant, eq. 1, section 3.4 and algorithm 1.) The total is cut
-    into n equal parts and one number is drawn from each, as in their appendix B.2.1.
+    into n equal parts and one number is drawn from each, as in their appendix B.2.1. With `unique` all numbers of a
+    draw differ: each is drawn by P among those not drawn yet. The weights are by P all the same, not by the probability
+    of being among the n, which has no closed form; they agree where no row has much of the total.
     """
 
-    def __init__(self, rng: np.random.Generator, alpha: float, n_slots: int, n_streams: int = 1) -> None:
-        """`alpha`: α in (0, 1].    `n_slots`: that of the candidates of each stream."""
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        alpha: float,
+        n_slots: int,
+        n_streams: int = 1,
+        unique: int = 0,
+        initial: float = math.inf,
+    ) -> None:
+        """Args:
+        alpha: α in (0, 1].    n_slots: that of the candidates of each stream.
+        unique: most numbers of a draw, all different; 0: with replacement.
+        initial: p of new rows; inf: the highest so far.
+        """
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha={alpha} must be above 0 and at most 1; use Uniform for 0")
-        self.rng, self.alpha, self._n_slots = rng, alpha, n_slots
+        self.rng, self.alpha, self.unique, self.initial, self._n_slots = rng, alpha, unique, initial, n_slots
+        self.least = max(1, unique)
         self._n_leaves, self._tree = n_slots * n_streams, SumTree(n_slots * n_streams)
         self._highest = 1.0  # p^α
 
     def __repr__(self) -> str:
-        return f"Prioritized(alpha={self.alpha})"
+        unique = f", unique={self.unique}" if self.unique else ""
+        initial = f", initial={self.initial:g}" if self.initial < math.inf else ""
+        return f"Prioritized(alpha={self.alpha}{unique}{initial})"
 
     def update_candidates(self, stream: int, candidates: Candidates, removed: np.ndarray) -> None:
         self._tree.set(removed + stream * self._n_slots, 0.0)
-        self._tree.set(self._leaves(stream, candidates.newest), self._highest)
+        power = self._highest if self.initial == math.inf else self.initial**self.alpha
+        self._tree.set(self._leaves(stream, candidates.newest), power)
 
     def _leaves(self, stream: int, numbers: np.ndarray) -> np.ndarray:
         return numbers % self._n_slots + stream * self._n_slots
 
     def draw(self, streams: Sequence[Candidates], n: int) -> Drawn:
-        leaves = self._tree.find((np.arange(n) + self.rng.random(n)) / n)
+        if self.unique:
+            leaves = self._draw_unique(n, sum(candidates.n for candidates in streams))
+        else:
+            leaves = self._tree.find((np.arange(n) + self.rng.random(n)) / n)
         if len(streams) == 1:
             return [(0, streams[0].at_slots(leaves))]
         stream, slots = np.divmod(leaves, self._n_slots)
         return [(i, streams[i].at_slots(slots[stream == i])) for i in np.unique(stream).tolist()]
+
+    def _draw_unique(self, n: int, n_candidates: int) -> np.ndarray:
+        """n leaves [n], none twice: those drawn before have no priority while the others are drawn."""
+        if n > n_candidates:
+            raise ValueError(
+                f"a batch of {n} rows without repetition needs as many rows that can be drawn, but there are "
+                f"{n_candidates}; use algo.unique=false or a larger algo.replay.size"
+            )
+        found = _distinct(self._tree.find(self.rng.random(n)))
+        if len(found) == n:
+            return found
+        power = self._tree.leaves[found]
+        try:
+            while len(found) < n:
+                self._tree.set(found, 0.0)
+                new = _distinct(self._tree.find(self.rng.random(n - len(found))))
+                found, power = np.append(found, new), np.append(power, self._tree.leaves[new])
+        finally:
+            self._tree.set(found, power)
+        return found
 
     def weights(self, streams: Sequence[Candidates], drawn: Drawn, beta: float) -> np.ndarray | None:
         if beta == 0.0:
@@ -272,12 +315,18 @@ class Prioritized(Selector):
         self._highest = state["highest"]
 
 
+def _distinct(numbers: np.ndarray) -> np.ndarray:
+    """The numbers without repetitions, in the order of their first places."""
+    first = np.unique(numbers, return_index=True)[1]
+    return numbers[np.sort(first)]
+
+
 def _check_priority(priority: np.ndarray) -> np.ndarray:
-    """The priorities as float64, at most _MAX_PRIORITY; raises ValueError if one is negative, NaN or infinite."""
+    """The priorities as float64, at most MAX_PRIORITY; raises ValueError if one is negative, NaN or infinite."""
     if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):  # false with NaN
         wrong = priority[~((priority >= 0) & (priority < np.inf))]
         raise ValueError(
             f"{len(wrong)} of {len(priority)} priorities are negative, NaN or infinite (the first is {wrong[0]}); "
             f"is the loss finite?"
         )
-    return np.minimum(priority, _MAX_PRIORITY, dtype=np.float64)
+    return np.minimum(priority, MAX_PRIORITY, dtype=np.float64)

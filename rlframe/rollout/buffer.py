@@ -13,6 +13,8 @@ from rlframe.core.struct import Struct, Tree, leaves, map_tree, write
 from rlframe.core.types import AgentInputs, Samples
 from rlframe.envs.base import EnvStep
 
+NOBODY = np.zeros(0, bool)  # environments that wait, where none ever does
+
 
 @dataclass(frozen=True, eq=False)
 class EnvRows(Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
 from rlframe.rollout.episodes import EpisodeTracker
+from rlframe.rollout.first_ready import FirstReadyStepper
 from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
 from rlframe.rollout.stepper import LocalStepper, Stepper, worker_steppers
 from rlframe.rollout.worker_pool import WorkerPool
@@ -67,7 +69,7 @@ class Collector:
             for inference, stepper in pairs:
                 if t > start:
                     stepper.finish_step(t - 1)
-                inference.act(t)
+                inference.act(t, stepper.waits)
                 stepper.start_step(t)
         for inference, stepper in pairs:
             if start < T:
@@ -145,13 +147,44 @@ def worker_collector(
     explore: bool,
     n_groups: int,
     first: int,
+    wait_s: float = math.inf,
 ) -> Collector:
-    """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`."""
+    """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`.
+
+    `wait_s`: see FirstReadyStepper; inf: every step waits for all.
+    """
+    if wait_s < math.inf:
+        return _first_ready_collector(pool, agent, T, rngs, n_groups, first, wait_s)
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
     batch = BatchBuffer(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
     steppers = worker_steppers(pool, shared, n_groups)
     inferences = [
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))
+        for s in steppers
+    ]
+    return Collector(batch, inferences, steppers, pool.observation_space)
+
+
+def _first_ready_collector(
+    pool: WorkerPool,
+    agent: Agent,
+    T: int,
+    rngs: Sequence[np.random.Generator],
+    n_groups: int,
+    first: int,
+    wait_s: float,
+) -> Collector:
+    """Workers step on rows of a single step, from which their results are copied into the batch."""
+    batch = empty_batch(pool.observation_space, pool.action_space, agent, T, pool.n, first)
+    shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, 1, pool.n), "rows")
+    steppers = [
+        FirstReadyStepper(
+            pool, each.group, shared.tree.columns(each.lo, each.hi), batch.columns(each.lo, each.hi), wait_s
+        )
+        for each in worker_steppers(pool, shared, n_groups)
+    ]
+    inferences = [
+        BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], True, block_size(pool.n))
         for s in steppers
     ]
     return Collector(batch, inferences, steppers, pool.observation_space)

@@ -22,7 +22,7 @@ from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer,
 from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.models import numpy_inference
 from rlframe.models.numpy_inference import BLOCK
-from rlframe.rollout.buffer import AgentOutputs, BatchBuffer, EnvRows, empty_rows
+from rlframe.rollout.buffer import NOBODY, AgentOutputs, BatchBuffer, EnvRows, empty_rows
 from rlframe.system.shared import Shared
 
 _WARM_UPS = 3  # steps before the capture: libraries choose kernels and allocate in them
@@ -194,8 +194,18 @@ class BatchInference:
         if self.has_state:
             write(self.batch.outputs.state, self._real_rows(self._step.state))
 
-    def act(self, t: int) -> None:
-        """Write the actions and infos of step t."""
+    def act(self, t: int, waits: np.ndarray = NOBODY) -> None:
+        """Write the actions and infos of step t, and keep the state of environments that wait [n] bool, or [0]."""
+        if self.has_state and np.count_nonzero(waits):
+            before = map_tree(lambda x: x[: self.n][waits], self._step.state)
+            self._act(t)
+            with torch.inference_mode():
+                for to, kept in zip(leaves(self._step.state), leaves(before), strict=True):
+                    to[: self.n][waits] = kept
+        else:
+            self._act(t)
+
+    def _act(self, t: int) -> None:
         if self._direct:
             action, info = self._direct[t](self._noises[t])
         else:

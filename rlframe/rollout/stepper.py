@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generators
 from rlframe.core.struct import leaves, map_tree, write
 from rlframe.envs.base import Envs, EnvStep
-from rlframe.rollout.buffer import EnvRows, empty_rows
+from rlframe.rollout.buffer import NOBODY, EnvRows, empty_rows
 from rlframe.rollout.worker_pool import Worker, WorkerContext, WorkerPool, WorkerTask
 from rlframe.system.process import ChildDied
 from rlframe.system.shared import Shared
@@ -56,6 +56,7 @@ class Stepper(ABC):
 
     lo: int
     hi: int
+    waits: np.ndarray = NOBODY  # [hi - lo] bool: whose last step is not finished; empty if all always are
 
     @abstractmethod
     def start_step(self, t: int) -> None:

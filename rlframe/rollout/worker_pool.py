@@ -23,6 +23,8 @@ from rlframe.system.service import RestartBudget, Service, Supervision
 from rlframe.system.shared import Shared
 from rlframe.system.worker_main import Handler, ParentLink
 
+_LEAST_NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3  # between looks for the first that is done
+
 
 @dataclass(frozen=True)
 class WorkerContext:
@@ -100,7 +102,7 @@ class Worker(Service):
         self.envs_started = False  # its environments have been reset once
         self.needs_reset = False  # its process is a replacement whose environments have not been reset
         self._pool = pool
-        self._busy_s = 0.0
+        self._busy_s = self._checked_at = 0.0
 
     def launch(self) -> ChildProcess:
         return self._pool.launch(self)
@@ -120,6 +122,14 @@ class Worker(Service):
         sequences = [np.random.SeedSequence([seed, self.generation]) for seed in self.seeds]
         self.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
         return f"restarted with fresh seeds {self.seeds}"
+
+    def unchecked_s(self) -> float:
+        """SLICE_S if it has not been checked for so long, however long that is, as a machine may sleep; else 0."""
+        now = time.monotonic()
+        if now - self._checked_at < SLICE_S:
+            return 0.0
+        self._checked_at = now
+        return SLICE_S
 
     def busy_s(self) -> float:
         """Seconds that its process worked since the last call."""
@@ -262,6 +272,27 @@ class WorkerPool:
                 worker.deaths_in_a_row = 0
         return results
 
+    def wait_first(self, workers: Sequence[Worker], wait_s: float) -> list[tuple[Worker, CommandResult]]:
+        """Wait until the command of one of some workers is done, and up to `wait_s` seconds for the others.
+
+        Returns those that are done, or whose process has died and was replaced, as of `wait`; raises as that.
+        """
+        results: dict[int, CommandResult] = {}
+        start, nap_s = time.monotonic(), _LEAST_NAP_S
+        while True:
+            self.heartbeat[0] += 1
+            for worker in workers:
+                if worker.index not in results:
+                    self._poll(worker, 0.0, worker.unchecked_s(), results)
+            if len(results) == len(workers) or (results and time.monotonic() - start >= wait_s):
+                break
+            time.sleep(nap_s)
+            nap_s = min(1.5 * nap_s, _LONGEST_NAP_S)
+        for worker in workers:
+            if worker.index in results and results[worker.index].done:
+                worker.deaths_in_a_row = 0
+        return [(worker, results[worker.index]) for worker in workers if worker.index in results]
+
     def call(self, worker: Worker, command: int, argument: int = 0, values: Sequence[Any] = ()) -> Any:
         """Run a command until it is done, with the `values` that its handler receives; returns its value."""
         while True:
@@ -287,16 +318,21 @@ class WorkerPool:
             slice_s = SLICE_S / (len(workers) - len(results))
             for worker in workers:
                 if worker.index not in results:
-                    try:
-                        if worker.child.wait(slice_s) or worker.child.check(SLICE_S, self.supervision.timeout_s):
-                            results[worker.index] = CommandResult(True, worker.child.answer(self.supervision.timeout_s))
-                    except ChildDied as death:
-                        progress = worker.child.progress
-                        worker.replace(death)
-                        results[worker.index] = CommandResult(False, progress)
-                    except EnvError as error:
-                        raise self._with_worker_name(worker, error) from error.__cause__
+                    self._poll(worker, slice_s, SLICE_S, results)
         return [results[worker.index] for worker in workers]
+
+    def _poll(self, worker: Worker, slice_s: float, waited_s: float, results: dict[int, CommandResult]) -> None:
+        """Wait up to `slice_s` for a worker, and check it if it has been waited for `waited_s`, unless that is 0."""
+        timeout_s = self.supervision.timeout_s
+        try:
+            if worker.child.wait(slice_s) or (waited_s and worker.child.check(waited_s, timeout_s)):
+                results[worker.index] = CommandResult(True, worker.child.answer(timeout_s))
+        except ChildDied as death:
+            progress = worker.child.progress
+            worker.replace(death)
+            results[worker.index] = CommandResult(False, progress)
+        except EnvError as error:
+            raise self._with_worker_name(worker, error) from error.__cause__
 
     def _with_worker_name(self, worker: Worker, error: EnvError) -> EnvError:
         return EnvError(f"in {worker.name} (process {worker.child.pid}), {error}")

@@ -24,11 +24,12 @@ from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
 from rlframe.evaluation.report import RETURN_MEAN
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import current_run
-from rlframe.record.metrics import collect_in, of_learner, step_of
+from rlframe.record.metrics import collect_in, step_of
 from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
-from rlframe.runners.learner import Diverged, Learner, Learners, describe_tree, skip_update
+from rlframe.runners.described import DescribedBatches
+from rlframe.runners.learner import Diverged, Learner, Learners, skip_update
 from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     TrainingLog,
@@ -97,7 +98,8 @@ class Runner(ABC):
         self.callbacks = Callbacks(callbacks)
         self.evaluations = EvaluationSchedule(evaluator, self.ranks, options.log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch
-        self._described = self.skips_updates = False  # the first batch was; an update was skipped since the start
+        self.described = DescribedBatches()
+        self.skips_updates = False  # an update was skipped since the start
         self.stop = StopRequest()
         self.prepare()
         apply_affinity(affinity)
@@ -236,8 +238,8 @@ class Runner(ABC):
         return self.learners.batches(self.sampler.collect())
 
     def receive(self, batches: Sequence[tuple[Learner, Samples]]) -> None:
-        """Let learners receive their batches, then the callbacks; the first is described in debug.log."""
-        if not self._described:
+        """Let learners receive their batches, then the callbacks; those that are due are described in debug.log."""
+        if not self.described.n:
             for learner, samples in batches:
                 learner.check_batch(samples)
         with self.log.timers("learning"):
@@ -245,13 +247,10 @@ class Runner(ABC):
                 self.log.metrics.learner = learner.name
                 learner.algo.receive(samples)
             self.log.metrics.learner = ""
-        for learner, samples in batches:
-            if not self._described:
-                lines = describe_tree(samples, of_learner("samples", learner.name))
-                _logger.debug("first batch:\n%s", "\n".join(lines))
+        self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
+        for _, samples in batches:
             if samples.valid.numel():  # none where there are no environments
                 self.callbacks.call("on_batch", samples)
-        self._described = True
 
     def update(self, learner: Learner) -> None:
         """Make one update.
@@ -352,6 +351,7 @@ class Runner(ABC):
         for learner in self.learners.values() if self.ranks.world_size > 1 else ():
             check_equal(learned(learner), self.ranks)
         self.check_parameters()
+        self.described.end_interval()
         return report(self)
 
     def check_parameters(self, cause: BaseException | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,11 +14,11 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import SkippedUpdate, UpdateMetrics
 from rlframe.core.errors import ConfigError, ReadableError
-from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
 from rlframe.rewards.normalize import UNCHANGED, Rewards
+from rlframe.runners.described import plain_tree
 
 _logger = logging.getLogger("rlframe")
 
@@ -174,7 +174,7 @@ def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first:
 def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:
     """Save its batch, the agent and the generators in the run directory; returns a sentence that describes it."""
     agent, algo = learner.agent, learner.algo
-    batch = _plain(skipped.batch)
+    batch = plain_tree(skipped.batch)
     nonfinite = _not_finite(batch, "")
     names = {id(parameter): name for name, parameter in agent.named_parameters()}
     facts = {
@@ -200,17 +200,6 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
     )
 
 
-def _plain(tree: Tree) -> Any:
-    """A tree with Structs as dicts and tuples as lists."""
-    if isinstance(tree, Struct):
-        return {field.name: _plain(getattr(tree, field.name)) for field in fields(tree)}
-    if isinstance(tree, Mapping):
-        return {key: _plain(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return [_plain(value) for value in tree]
-    return tree
-
-
 def _not_finite(tree: Any, path: str) -> dict[str, int]:
     """The number of values that are not finite, by the path of their array; arrays without any are left out."""
     if isinstance(tree, dict | list):
@@ -231,15 +220,3 @@ def _generators(algo: Algorithm) -> dict[str, Any]:
         elif isinstance(value, np.random.Generator):
             found[name] = value.bit_generator.state
     return found
-
-
-def describe_tree(tree: Tree, name: str) -> list[str]:
-    """A line for each array: its name, shape, type and range."""
-    plain = _plain(tree)
-    if isinstance(plain, dict | list):
-        items = plain.items() if isinstance(plain, dict) else enumerate(plain)
-        return [line for key, value in items for line in describe_tree(value, f"{name}.{key}")]
-    x = torch.as_tensor(plain)
-    values = x.double() if x.numel() else x.new_zeros(1, dtype=torch.float64)
-    of = f"{values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
-    return [f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}"]

@@ -76,13 +76,16 @@ class Collectors(SourceAhead):
     and levels of exploration, that they have in one sampler of all.
     """
 
-    def __init__(self, processes: CollectorProcesses, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
-        """The ring of each has `n_slots` batches, and each acts on `device`."""
+    def __init__(
+        self, processes: CollectorProcesses, agent: Agent, n_slots: int = 2, devices: Sequence[str] = ("cpu",)
+    ) -> None:
+        """The ring of each has `n_slots` batches, and they act on `devices` in turn."""
         self._processes = processes
         self.config, self.env, self.seed = processes.config, processes.env, processes.seed
         self._board = make_shared_parameters(parameters(agent))
         self.samplers = [
-            BackgroundSampler(process, agent, n_slots, device, self._board) for process in processes.processes
+            BackgroundSampler(process, agent, n_slots, devices[i % len(devices)], self._board)
+            for i, process in enumerate(processes.processes)
         ]
         T, B, _ = self.samplers[0].batch_spec
         self.batch_spec = BatchSpec(T, B, len(self.samplers))

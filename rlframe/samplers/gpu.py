@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import chz
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, count
+from rlframe.core.config import AUTO, count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, generators
 from rlframe.rollout.collector import worker_collector
+from rlframe.rollout.inference import noise_state
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_workers
 
@@ -24,6 +26,14 @@ class Config(WorkersConfig):
 
     n_groups: int = count(1, "groups of workers; with 2, one group steps while the agent acts for the other")
 
+    wait_s: float = number(math.inf, "seconds that a step waits for more environments once one is ready; inf: for all")
+
+    @chz.validate
+    def _check_waiting(self) -> None:
+        for key, given in {"complete_episodes=true": self.complete_episodes, "env_restarts": self.env_restarts}.items():
+            if given and self.wait_s < math.inf:
+                raise ConfigError(f"sampler.wait_s={self.wait_s:g} cannot be used with sampler.{key}; leave one out")
+
     @chz.validate
     def _check_groups(self) -> None:
         if self.n_workers != AUTO and self.n_groups > self.n_workers:
@@ -33,7 +43,7 @@ class Config(WorkersConfig):
             )
 
     def make_sampler(self, envs: WorkerPool, agent: Agent, seed: int) -> GpuSampler:
-        return GpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.n_groups)
+        return GpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.n_groups, self.wait_s)
 
 
 class GpuSampler(LocalInferenceSampler):
@@ -47,8 +57,15 @@ class GpuSampler(LocalInferenceSampler):
         seed: int = 0,
         decorrelation_steps: int = 0,
         n_groups: int = 1,
+        wait_s: float = math.inf,
     ) -> None:
+        """`wait_s`: see FirstReadyStepper. Then one seed does not give one history, nor a resume the same episodes."""
         check_workers(envs, "GpuSampler")
+        if wait_s < math.inf and agent.recurrent:
+            raise ConfigError(
+                f"sampler.wait_s={wait_s:g} is for policies without memory, which would see rows in which an "
+                f"environment waits; use model.memory=none or leave it out"
+            )
         if not 1 <= n_groups <= len(envs.workers):
             raise ConfigError(
                 f"sampler.n_groups={n_groups} must be from 1 to sampler.n_workers={len(envs.workers)}: "
@@ -56,10 +73,16 @@ class GpuSampler(LocalInferenceSampler):
             )
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
-        collector = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first)
+        collector = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first, wait_s)
         collector.decorrelate(decorrelation_steps, seed, first)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, collector, rngs, backend)
-        self.seed = seed
+        self.seed, self._waits = seed, wait_s < math.inf
         workers: dict[str, Any] = {"n_workers": len(envs.workers), "n_groups": n_groups}
-        self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, **workers)
+        self.config = Config(
+            batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, wait_s=wait_s, **workers
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without environments whose steps may not be finished: their episodes start anew."""
+        return {"noise": noise_state(self.rngs)} if self._waits else super().state_dict()

@@ -1,8 +1,7 @@
 """RaySampler and RayCollectors: samplers in actors of Ray, on this machine or on others; `sampler=ray`.
 
 Each actor has an ordinary sampler of its part of the environments, and whole batches come back. With a runner that
-takes turns with its sampler all are waited for, and the samples are those of one sampler; async_rl learns from the
-first to arrive.
+takes turns with its sampler all are waited for, as with one sampler; async_rl learns from the first to arrive.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ from rlframe.rollout.cpu_worker import parameters
 from rlframe.rollout.inference import empty_batch
 from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
 from rlframe.system.cluster import check_room, imported
+from rlframe.system.env_vars import current_env_vars
 from rlframe.system.service import RestartBudget, WorkersFailed
 
 _CALL_S = 600.0  # to make environments, or a sampler
@@ -55,7 +56,8 @@ class Result:
 class Actor:
     """Lives in an actor's process: a sampler of a part of the environments."""
 
-    def __init__(self, place: tuple[int, int], config: Any, env: EnvConfig, seed: int) -> None:
+    def __init__(self, place: tuple[int, int], config: Any, env: EnvConfig, seed: int, env_vars: Any) -> None:
+        os.environ.update(env_vars)
         torch.set_num_threads(1)
         self.ranks, self.config, self.seed, self.version = SamplerRank(*place), config, seed, -1
         with use_ranks(self.ranks):
@@ -150,7 +152,7 @@ class RayActors:
     def _launch(self, i: int) -> Any:
         (rank, n), k = self._place, self.config.n_samplers
         seed = seed_int(self.seed, Role.RESTART, self.restarts.n) if self.restarts.n else self.seed
-        return self._made.remote((rank * k + i, n * k), self._part, self.env, seed)
+        return self._made.remote((rank * k + i, n * k), self._part, self.env, seed, dict(current_env_vars()))
 
     def get(self, reference: Any, timeout_s: float = _CALL_S) -> Any:
         """The value of a reference; raises the error of the actor's work as it was, and Ray's own."""

@@ -288,7 +288,7 @@ def describe_slots(slots: Sequence[Slot]) -> str:
     """One line per slot: its CPUs, GPUs and affinity code."""
     lines = [pluralize(len(slots), "slot") + ":"]
     for slot in slots:
-        cpus, gpus = (",".join(map(str, part)) for part in (slot.affinity.master, slot.affinity.gpus))
+        cpus, gpus = (",".join(map(str, part)) for part in (slot.affinity.cpus, slot.affinity.gpus))
         place = (f"CPU {cpus}" if cpus else "not pinned") + (f", GPU {gpus}" if gpus else "")
         lines.append(f"  slot {slot.index}  {place}  (affinity={slot.code})")
     return "\n".join(lines)

@@ -78,7 +78,7 @@ class RunProcess:
         self._start_s = self._changed_s = time.monotonic()
         self._kill_s = math.inf  # when to kill it
         command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
-        cpus = ",".join(map(str, slot.affinity.master)) or "-"
+        cpus = ",".join(map(str, slot.affinity.cpus)) or "-"
         for folder in (run.directory, *run.directory.parents[: len(Path(run.setting).parts)]):
             if folder.is_symlink():
                 raise ConfigError(f"{folder} is a link; a study writes only into its own folders")

@@ -4,33 +4,21 @@
 Cores are physical: hyperthread siblings stay together, and sockets and NUMA nodes come from the topology.
 """
 
-import difflib
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from rlframe.core.errors import ConfigError
+from rlframe.system.affinity_code import TOKENS, WITHIN, tokens_of
 from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
 
 __all__ = ["TOKENS", "Affinity", "Cpu", "Gpu", "Topology", "pin", "pinned", "plan", "read_topology"]
 
-TOKENS = {  # of an affinity code, each after a number
-    "cpu": "physical cores to use; default: all",
-    "gpu": "GPUs to use, 0 for none; default: all",
-    "cpr": "cores per run",
-    "gpr": "GPUs per run",
-    "rpg": "runs that share one GPU",
-    "res": "first cores, reserved for other uses",
-    "wkr": "workers per run",
-    "slt": "index of this run's slot, from 0",
-}
-_MAY_BE_ZERO = ("gpu", "res", "slt")
 _N_SHOWN = 8  # workers listed one by one in a description
 
 _log = logging.getLogger("rlframe")
@@ -53,6 +41,12 @@ class Affinity:
     n_slots: int
     sampler: tuple[int, ...] = ()  # CPUs of the sampler process
     sampler_threads: int = 0  # its compute threads; 0: there is no sampler process
+    sampler_gpus: tuple[int, ...] = ()  # those of `gpus` where sampler processes act, in turn; empty: by sampler.device
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """All CPUs of the slot that are used; empty: not pinned."""
+        return tuple(sorted({*self.master, *self.sampler, *chain(*self.workers)}))
 
     def describe(self) -> str:
         """The plan in a few lines, printed when a run starts."""
@@ -68,6 +62,7 @@ class Affinity:
             f"  workers  {workers}\n"
             f"  threads  {self.threads}\n"
             f"  gpus     {_spans(self.gpus) or 'none'}"
+            f"{f', of which for samplers {_spans(self.sampler_gpus)}' if self.sampler_gpus else ''}"
         )
 
 
@@ -118,14 +113,17 @@ def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0, learn
         ConfigError: an invalid code, or more than the machine has, or totals that do not divide evenly.
     """
     try:
-        return _plan(code, topology, n_workers, slot, learner_cores)
+        tokens = tokens_of(code)
+        return _plan(tokens, bool(tokens) or code == "auto", topology, n_workers, slot, learner_cores)
     except ConfigError as error:
         raise ConfigError(f"affinity={code}: {error}") from None
 
 
-def _plan(code: str, topology: Topology, n_workers: int, slot: int, learner_cores: int) -> Affinity:
-    tokens = {} if code in ("auto", "none") else _tokens(code)
-    cores = _cores(topology.cpus)
+def _plan(
+    tokens: Mapping[str, int], pins: bool, topology: Topology, n_workers: int, slot: int, learner_cores: int
+) -> Affinity:
+    """`pins`: unless there is no token and a quota."""
+    cores = _cores(topology.cpus, tokens.get("hpc", 0))
     shape = _divide(tokens, len(cores), len(topology.gpus))
     slot = tokens.get("slt", slot)
     if not 0 <= slot < shape.n_slots:
@@ -138,28 +136,55 @@ def _plan(code: str, topology: Topology, n_workers: int, slot: int, learner_core
     within_quota = max(1, int(min(len(mine), topology.quota / shape.n_slots)))
     far = sorted({core[0].node for core in mine} - set(near[slot]))
     order = _in_turn(mine, near[slot]) + _in_turn(mine, far)  # nearest to the GPUs first
-    learner, sampler = _split_learner(order, learner_cores)
+    learner, sampler = _split_learner(order, learner_cores, tokens.get("drv", 0))
     threads = min(len(learner), max(1, within_quota - (1 if learner_cores else 0)))
     sampler_threads = max(1, min(len(sampler), within_quota - threads)) if learner_cores else 0
-    n = _n_workers(tokens, n_workers) or sampler_threads or within_quota
+    places = _places(sampler, tokens.get("cpw", 1))
+    n_free = sampler_threads or min(within_quota, len(sampler))
+    n = _n_workers(tokens, n_workers) or max(1, n_free // tokens.get("cpw", 1)) * tokens.get("wpc", 1)
     # A container with a CPU quota shares its CPUs with others. If each pinned itself to the first CPUs, the rest would
     # idle: leave it to the scheduler, unless a code asks for pinning.
     no_quota = topology.quota >= len(cores)
-    pinned = topology.pinnable and (bool(tokens) or (code == "auto" and no_quota))
+    pinned = topology.pinnable and pins and (bool(tokens) or no_quota)
+    indices = tuple(gpu.index for gpu in gpus[slot])
     return Affinity(
         master=tuple(sorted(_ids(learner))) if pinned else (),
-        workers=tuple(_ids([sampler[i % len(sampler)]]) if pinned else () for i in range(n)),
+        workers=tuple(_ids(places[i % len(places)]) if pinned else () for i in range(n)),
         threads=threads,
-        gpus=tuple(gpu.index for gpu in gpus[slot]),
+        gpus=indices,
         slot=slot,
         n_slots=shape.n_slots,
         sampler=tuple(sorted(_ids(sampler))) if pinned and learner_cores else (),
         sampler_threads=sampler_threads,
+        sampler_gpus=_sampler_gpus(indices, tokens.get("sgr", 0)),
     )
 
 
-def _split_learner(cores: list[_Core], learner_cores: int) -> tuple[list[_Core], list[_Core]]:
-    """Cores of the main process, nearest to the GPU, and of the sampler process; both get all if learner_cores=0."""
+def _sampler_gpus(gpus: tuple[int, ...], n: int) -> tuple[int, ...]:
+    if n and n >= len(gpus):
+        raise ConfigError(f"{n}sgr leaves none of {len(gpus)} GPUs of a run for learning; use {n + 1}gpr")
+    return gpus[len(gpus) - n :]
+
+
+def _places(cores: list[_Core], size: int) -> list[list[_Core]]:
+    """Cores of a worker, for as many workers as have some of their own; several are on one node where that can be."""
+    if size > len(cores):
+        raise ConfigError(f"{size}cpw is more than the {len(cores)} cores for workers; use {len(cores)}cpw or less")
+    near = sorted(cores, key=lambda core: core[0].node) if size > 1 else cores
+    return [near[start : start + size] for start in range(0, len(cores) - size + 1, size)]
+
+
+def _split_learner(cores: list[_Core], learner_cores: int, own: int) -> tuple[list[_Core], list[_Core]]:
+    """Cores of the main process, nearest to the GPU, and of workers or the sampler process; both get all by default.
+
+    `learner_cores`: if there is a sampler process; `own`: of the main process that samples by workers.
+    """
+    if own and learner_cores:
+        raise ConfigError(f"{own}drv is for a main process that samples; with runner=async_rl use runner.learner_cores")
+    if own:
+        if own >= len(cores):
+            raise ConfigError(f"{own}drv leaves none of {len(cores)} cores for workers; use less, or leave drv out")
+        return cores[:own], cores[own:]
     if not learner_cores or len(cores) == 1:
         return cores, cores
     if learner_cores >= len(cores):
@@ -170,24 +195,7 @@ def _split_learner(cores: list[_Core], learner_cores: int) -> tuple[list[_Core],
     return cores[:learner_cores], cores[learner_cores:]
 
 
-def _tokens(code: str) -> dict[str, int]:
-    tokens: dict[str, int] = {}
-    for token in code.split("_"):
-        match = re.fullmatch("([0-9]{1,9})([A-Za-z]+)", token)
-        name = match[2] if match else token.strip("0123456789")
-        if not match or name not in TOKENS:
-            near = difflib.get_close_matches(name, [*TOKENS, "auto", "none"], n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else "write auto, none or a code such as 16cpu_4gpu"
-            raise ConfigError(f"{token!r} is not a number followed by one of {', '.join(TOKENS)}; {hint}")
-        if name in tokens:
-            raise ConfigError(f"{tokens[name]}{name} and {token}: give {name} only once")
-        tokens[name] = int(match[1])
-        if tokens[name] == 0 and name not in _MAY_BE_ZERO:
-            raise ConfigError(f"{token} ({TOKENS[name]}) must be at least 1{name}")
-    return tokens
-
-
-def _n_workers(tokens: dict[str, int], n_workers: int) -> int:
+def _n_workers(tokens: Mapping[str, int], n_workers: int) -> int:
     if n_workers < 0:
         raise ConfigError(f"n_workers={n_workers} must be at least 0")
     if n_workers and tokens.get("wkr", n_workers) != n_workers:
@@ -202,7 +210,7 @@ class _Shape(NamedTuple):
     runs_per_gpu: int
 
 
-def _divide(tokens: dict[str, int], n_cores: int, n_gpus: int) -> _Shape:
+def _divide(tokens: Mapping[str, int], n_cores: int, n_gpus: int) -> _Shape:
     reserved = tokens.get("res", 0)
     if reserved >= n_cores:
         raise ConfigError(f"{reserved}res leaves no core of the {n_cores} that this process may use")
@@ -229,7 +237,7 @@ def _divide(tokens: dict[str, int], n_cores: int, n_gpus: int) -> _Shape:
     return _Shape(n_slots, _even_cores(tokens, n_slots, n_cores), gpus, runs_per_gpu)
 
 
-def _total(tokens: dict[str, int], name: str, noun: str, available: int, reserved: int) -> int:
+def _total(tokens: Mapping[str, int], name: str, noun: str, available: int, reserved: int) -> int:
     left = available - reserved
     n = tokens.get(name, left)
     if n > left:
@@ -240,7 +248,7 @@ def _total(tokens: dict[str, int], name: str, noun: str, available: int, reserve
     return n
 
 
-def _groups(tokens: dict[str, int], total: str, per: str, noun: str, available: int, size: int) -> int:
+def _groups(tokens: Mapping[str, int], total: str, per: str, noun: str, available: int, size: int) -> int:
     if total in tokens and available % size:
         raise ConfigError(f"{available} {noun} cannot be divided into {size} per run; use {_divisors(available, per)}")
     if size > available:
@@ -258,7 +266,7 @@ def _even_gpus(n_slots: int, n_gpus: int) -> tuple[int, int]:
     raise ConfigError(f"{n_gpus} GPUs cannot be divided evenly among {n_slots} runs; use {_or(fitting, 'gpu')}")
 
 
-def _even_cores(tokens: dict[str, int], n_slots: int, n_cores: int) -> int:
+def _even_cores(tokens: Mapping[str, int], n_slots: int, n_cores: int) -> int:
     if "cpr" in tokens:
         return tokens["cpr"]
     if n_slots > n_cores:
@@ -277,11 +285,14 @@ def _or(numbers: Sequence[int], name: str) -> str:
     return " or ".join(", ".join(f"{number}{name}" for number in numbers).rsplit(", ", 1))
 
 
-def _cores(cpus: Iterable[Cpu]) -> list[_Core]:
+def _cores(cpus: Iterable[Cpu], n_threads: int = 0) -> list[_Core]:
+    """The cores, each with the first `n_threads` of its hyperthreads; 0: all."""
     cores: dict[tuple[int, int], list[Cpu]] = {}
     for cpu in sorted(cpus, key=lambda cpu: cpu.id):
         cores.setdefault((cpu.socket, cpu.core), []).append(cpu)
-    return [tuple(siblings) for siblings in cores.values()]
+    if n_threads > max(map(len, cores.values()), default=0):
+        raise ConfigError(f"{n_threads}hpc is more than a core of this machine has; use less, or leave it out")
+    return [tuple(siblings[: n_threads or None]) for siblings in cores.values()]
 
 
 def _ids(cores: Iterable[_Core]) -> tuple[int, ...]:
@@ -314,25 +325,36 @@ def _in_turn(cores: Iterable[_Core], nodes: Sequence[int]) -> list[_Core]:
 
 
 def affinity_share(
-    affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int, learner_cores: int = 0
+    code: str, topology: Topology, n_workers: int, rank: int, world_size: int, learner_cores: int = 0
 ) -> Affinity:
     """One rank's part of a run's affinity: contiguous cores, and its own GPUs if there are enough.
 
     Args:
-        topology: for which `affinity` was planned.    n_workers: per rank; 0: one per core of the rank.
+        code, topology: of the run, as of `plan`; cpw, wpc, drv and hpc are of each rank.
+        n_workers: per rank; 0: one per core of the rank.
         rank, world_size: among the ranks of this machine; ConfigError if it has fewer cores than ranks.
         learner_cores: of the rank, see `plan`.
     """
     if world_size == 1:
-        return affinity
-    gpus = _gpus_of(affinity, topology, rank, world_size)
-    if not affinity.master:  # not pinned
-        quota = max(1.0, affinity.threads / world_size)
-        mine = plan("none", replace(topology, gpus=gpus, quota=quota), n_workers, 0, learner_cores)
-    else:
-        cpus = _cpus_of(affinity, topology, rank, world_size)
-        mine = plan("auto", Topology(cpus, gpus, float("inf"), topology.pinnable), n_workers, 0, learner_cores)
-    return replace(mine, slot=affinity.slot, n_slots=affinity.n_slots)
+        return plan(code, topology, n_workers, 0, learner_cores)
+    try:
+        tokens = tokens_of(code)
+        if "sgr" in tokens:
+            raise ConfigError(f"{tokens['sgr']}sgr is for runs of one rank; leave it out with world_size and learners")
+        within = {name: n for name, n in tokens.items() if name in WITHIN}
+        pins = bool(tokens) or code == "auto"
+        slot = {name: n for name, n in tokens.items() if name not in WITHIN}
+        whole = _plan(slot, pins, topology, n_workers, 0, 0)
+        gpus = _gpus_of(whole, topology, rank, world_size)
+        if not whole.master:  # not pinned
+            part = replace(topology, gpus=gpus, quota=max(1.0, whole.threads / world_size))
+        else:
+            cpus = _cpus_of(whole, topology, rank, world_size)
+            part = Topology(cpus, gpus, float("inf"), topology.pinnable)
+        mine = _plan(within, bool(whole.master), part, n_workers, 0, learner_cores)
+    except ConfigError as error:
+        raise ConfigError(f"affinity={code}: {error}") from None
+    return replace(mine, slot=whole.slot, n_slots=whole.n_slots)
 
 
 def _gpus_of(affinity: Affinity, topology: Topology, rank: int, world_size: int) -> tuple[Gpu, ...]:

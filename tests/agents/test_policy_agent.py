@@ -8,12 +8,14 @@ import torch
 from gymnasium import Space, spaces
 
 from rlframe.agents.base import NoiseBuffer
+from rlframe.algos import ppo
 from rlframe.algos.on_policy import values
 from rlframe.core.errors import ConfigError
-from rlframe.core.struct import leaves
+from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import AgentInputs
-from rlframe.envs import debug_envs
+from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
+from rlframe.samplers import SerialSampler
 from tests.samplers.made import agent_for, sampler_for
 
 MODELS: list[dict[str, Any]] = [
@@ -68,6 +70,21 @@ def test_zero_noise_acts_greedily() -> None:
     noise = torch.zeros(3, 3)
     step = agent.step(inputs, (), noise)
     assert torch.equal(step.action, agent(inputs, ())[0].argmax(-1))
+
+
+@pytest.mark.parametrize("action", ["discrete", "box", "dict"])
+def test_without_exploration_a_policy_takes_its_mode_and_records_its_log_prob(action: str) -> None:
+    envs = make_envs(EnvConfig(debug_envs.identity, {"action": action}, "python"), 3, [0, 1, 2])
+    agent = ppo.Config(explore="none").make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)))
+    samples = SerialSampler(envs, agent, 4).collect()
+    params, zeros = agent(samples.inputs[:-1], ())[0], agent.noise(np.random.default_rng(0), (4, 3))
+    assert not any(x.any() for x in leaves(zeros))
+    mode = agent.distribution.sample(params, map_tree(torch.from_numpy, zeros))
+    for taken, expected in zip(leaves(samples.action), leaves(mode), strict=True):
+        torch.testing.assert_close(taken, expected)
+    expected = agent.distribution.log_prob(params, samples.action)
+    torch.testing.assert_close(samples.info.log_prob, expected.detach())  # type: ignore[attr-defined]
+    envs.close()
 
 
 def test_acting_tracks_no_gradient() -> None:

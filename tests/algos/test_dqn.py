@@ -12,7 +12,8 @@ from rlframe import launch
 from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
 from rlframe.algos.base import Progress
-from rlframe.algos.off_policy import ReplayRatio, copy_into
+from rlframe.algos.off_policy import copy_into
+from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import ExpectedValue
@@ -153,6 +154,33 @@ def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
     algo.update()
     for one, other in zip(algo.target.parameters(), agent.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_targets_move_at_the_first_update_after_an_interval_of_env_steps() -> None:
+    progress = Progress()
+    moves = TargetMoves(100, progress)
+    turns = []
+    for env_steps in (60, 120, 120, 180, 450, 450, 500):  # updates may be several a batch, or none for long
+        progress.env_steps = env_steps
+        turns.append(moves.turn(1))
+    assert turns == [False, True, False, False, True, False, True]
+    resumed = TargetMoves(100, progress)
+    resumed.load_state_dict(moves.state_dict())
+    assert not resumed.turn(1)
+    progress.schedule(700)  # of a runner that counts in updates
+    assert resumed.turn(1)
+
+
+def test_the_target_of_a_run_is_copied_by_env_steps() -> None:
+    algo, agent, _ = run(debug_envs.identity, 1, learning_starts=0, target_interval=1_000_000, target_interval_steps=64)
+    assert (algo.progress.env_steps, algo.moves.last) == (64, 64)  # at the first of 16 updates
+    assert all(
+        (one != other).any() for one, other in zip(algo.target.parameters(), agent.model.parameters(), strict=True)
+    )
+    fresh = run(debug_envs.identity, 1, learning_starts=10_000)[0]
+    assert all(
+        (one != other).any() for one, other in zip(algo.target.parameters(), fresh.target.parameters(), strict=True)
+    )
 
 
 def test_a_copy_has_statistics_and_noise_too() -> None:

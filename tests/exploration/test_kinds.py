@@ -1,5 +1,6 @@
 """Every kind of exploration: greedy without noise, the same in NumPy as in torch, and its distribution by hand."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from rlframe.exploration import (
     QExploration,
     StochasticConfig,
 )
-from rlframe.exploration.actions import HeldNoise, HeldNormal, OrnsteinUhlenbeck, WalkNoise
+from rlframe.exploration.actions import HeldNoise, HeldNormal, WalkNoise
 from rlframe.exploration.q import Boltzmann, Durations, HeldAction, HeldActionNoise
 
 SECOND, PUSH = ("tests.exploration.own:SecondBest", "tests.exploration.own:Push")
@@ -41,8 +42,8 @@ CHOOSE: dict[str, ExploreConfig] = {
     "own": OwnExplorationConfig(name=SECOND, level=0.5, level_last=0.9),
 }
 PERTURB: dict[str, ExploreConfig] = {
-    "gaussian": GaussianConfig(std=0.3, std_last=0.1),
-    "ornstein_uhlenbeck": OrnsteinUhlenbeckConfig(sigma=0.2, sigma_last=0.4),
+    "gaussian": GaussianConfig(std=0.3, std_last=0.1, clip=0.2),
+    "ornstein_uhlenbeck": OrnsteinUhlenbeckConfig(sigma=0.2, sigma_last=0.4, clip=0.3),
     "noise_hold": NoiseHoldConfig(std=0.2, std_last=0.4, longest=5),
     "none": NoneConfig(),
     "stochastic": StochasticConfig(),
@@ -152,8 +153,11 @@ def test_boltzmann_takes_actions_in_proportion_to_exp_of_their_values() -> None:
     np.testing.assert_allclose(np.bincount(action) / n, expected, atol=0.015)
 
 
-def test_ornstein_uhlenbeck_noise_by_hand_and_a_new_episode_starts_at_zero() -> None:
-    part = OrnsteinUhlenbeck(1, theta=0.5)
+@pytest.mark.parametrize(
+    ("clip", "expected"), [(math.inf, [0.1, 0.15, -0.025, 0.2]), (0.12, [0.1, 0.12, -0.025, 0.12])]
+)
+def test_ornstein_uhlenbeck_noise_by_hand_and_a_new_episode_starts_at_zero(clip: float, expected: list[float]) -> None:
+    part = OrnsteinUhlenbeckConfig(theta=0.5, clip=clip).make_noise(1)
     part.set_level(0.1, 0.1, 1)
     state, found = part.initial_state([0]), []
     steps = [1.0, 1.0, -1.0, 2.0]
@@ -162,7 +166,15 @@ def test_ornstein_uhlenbeck_noise_by_hand_and_a_new_episode_starts_at_zero() -> 
         inputs = AgentInputs((), (), (), torch.tensor([first]))
         action, state = part.perturb(torch.zeros(1, 1), inputs, noise, state, part.level, torch)
         found.append(round(action.item(), 6))
-    assert found == [0.1, 0.15, -0.025, 0.2]
+    assert found == expected  # the walk itself is not clipped
+
+
+def test_gaussian_noise_is_clipped_before_it_is_added() -> None:
+    part = GaussianConfig(std=0.5, clip=0.2).make_noise(1)
+    part.set_level(0.5, 0.5, 1)
+    noise, action = torch.tensor([[0.3], [-2.0], [1.0]]), torch.tensor([[0.5], [0.5], [0.9]])
+    found, _ = part.perturb(action, AgentInputs((), (), (), ()), noise, part.initial_state([0]), part.level, torch)
+    np.testing.assert_allclose(found.numpy(), [[0.65], [0.3], [1.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("mu", "longest"), [(2.0, 4), (0.0, 3), (2.0, 1), (50.0, 10_000)])

@@ -203,6 +203,7 @@ REFUSED = [
     ("ddpg explore.std=-0.1", "explore.std=-0.1 must be from 0 to 1e+30"),
     ("ddpg explore=ornstein_uhlenbeck explore.theta=1.5", "explore.theta=1.5 must be from 0 to 1"),
     ("ddpg explore=ornstein_uhlenbeck explore.sigma=inf", "explore.sigma=inf must be from 0 to 1e+30"),
+    ("td3 explore.clip=0", "explore.clip=0.0 must be above 0, or inf"),
     ("ddpg algo.random_steps=-2", "random_steps=-2"),
     ("dqn explore=own", "explore=own needs algo.explore.name=module:Class"),
     ("dqn explore=tests.exploration.own:Unrelated", "is no subclass of rlframe.exploration.QExploration or"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from tests.replay.buffers import replay_for
 from tests.replay.history import History
 
 
-def filled(n_batches: int = 2, alpha: float = 1.0, **options: Any) -> tuple[ReplayBuffer[Any], History]:
+def filled(n_batches: int = 2, alpha: float = 1.0, L: int = 12, **options: Any) -> tuple[ReplayBuffer[Any], History]:
     """Rows of one environment whose episodes never end."""
     history = History(1, ends=0.0)
-    replay = replay_for(history, T=4, L=12, alpha=alpha, **options)
+    replay = replay_for(history, T=4, L=L, alpha=alpha, **options)
     for _ in range(n_batches):
         replay.append(history.batch(4))
     return replay, history
@@ -116,6 +117,62 @@ def test_invalid_and_incomplete_rows_have_no_priority() -> None:
     for _ in range(12):
         replay.append(history.batch(4))
         assert replay.selector._tree.total == replay.n_choices  # type: ignore[attr-defined]
+
+
+def test_unique_draws_are_those_of_drawing_one_by_one_without_replacement() -> None:
+    replay, _ = filled(unique=2)
+    p = np.array([0.5, 0.3, 0.1, 0.1, 0, 0, 0, 0])
+    replay.update_priorities(np.arange(8), 20 * p)
+    total = replay._selector._tree.total  # type: ignore[attr-defined]
+    counts = np.zeros((8, 8))
+    for _ in range(4_000):
+        first, second = replay.sample(2).index
+        counts[first, second] += 1
+    expected = np.array([[a * b / (1 - a) if i != j else 0 for j, b in enumerate(p)] for i, a in enumerate(p)])
+    np.testing.assert_allclose(counts / 4_000, expected, atol=0.03)
+    assert counts.diagonal().sum() == 0
+    assert replay._selector._tree.total == total  # type: ignore[attr-defined]
+
+
+def test_a_unique_batch_of_all_rows_is_all_rows_and_keeps_the_weights_of_single_draws() -> None:
+    replay, _ = filled(unique=8, L=24)
+    priority = np.array([1e-6, 2, 4, 8, 1, 1, 1, 1e6])  # one has nearly all of the total
+    replay.update_priorities(np.arange(8), priority)
+    leaves = replay._selector._tree.leaves.copy()  # type: ignore[attr-defined]
+    drawn = replay.sample(8, beta=0.5)
+    assert sorted(drawn.index.tolist()) == list(range(8))
+    np.testing.assert_allclose(drawn.weight, (priority[drawn.index] / 1e-6) ** -0.5, rtol=1e-6)
+    np.testing.assert_array_equal(replay._selector._tree.leaves, leaves)  # type: ignore[attr-defined]
+
+
+def test_a_unique_batch_waits_until_there_are_as_many_rows() -> None:
+    replay, history = filled(1, unique=5)
+    assert (replay.n_choices, replay.n_rows) == (4, 0)
+    with pytest.raises(ValueError, match=r"a batch of 5 rows without repetition .* there are 4; use"):
+        replay.sample(5)
+    replay.append(history.batch(4))
+    assert replay.n_rows == 8
+    assert len(set(replay.sample(5).index.tolist())) == 5
+
+
+def test_unique_rows_are_drawn_over_all_streams_and_alike_after_a_restore() -> None:
+    history = History(1, ends=0.0)
+    one, other = (replay_for(history, T=4, L=24, alpha=0.6, unique=7, n_streams=2) for _ in range(2))
+    for stream in (3, 5):
+        one.append(replace(history.batch(4), stream=stream))
+    one.update_priorities(np.arange(8), 10.0 ** np.arange(8))
+    other.load_state_dict(one.state_dict())
+    for _ in range(3):
+        drawn = one.sample(7).index
+        assert len(set(drawn.tolist())) == 7
+        np.testing.assert_array_equal(drawn, other.sample(7).index)
+
+
+def test_new_rows_have_the_initial_priority_that_is_given() -> None:
+    replay, history = filled(1, alpha=0.5, initial_priority=4.0)
+    replay.update_priorities(np.arange(4), np.array([1.0, 100, 1, 1]))
+    replay.append(history.batch(4))
+    assert replay._selector._tree.leaves[:8].tolist() == [1, 10, 1, 1, 2, 2, 2, 2]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])

@@ -23,6 +23,7 @@ TRANSFORMER = "model.memory=transformer model.memory_size=8 model.memory_window=
 CONVOLUTIONS = "model.channels=[4,4] model.kernels=[3,2] model.strides=[2,1] model.pools=[1,2] model.image_hidden=[8]"
 DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.target_interval=3"
 SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4"
+BY_STEPS = "algo.target_interval_steps=30 algo.unique=true algo.initial_priority=2"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
@@ -36,7 +37,7 @@ CASES = {
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} {SEQUENCES} model.memory=lstm {REPLAY}",
-    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {TWO_ROWS} {LINEAR} {REPLAY}",
+    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {BY_STEPS} {TWO_ROWS} {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} {CONVOLUTIONS} algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
     "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} {CONVOLUTIONS} {EACH_STEP} {SHORT}",
     "ppo_in_torch": f"{PPO} {PICTURES} {CONVOLUTIONS} model.memory=gru model.memory_size=8 {ON_POLICY}",

@@ -93,6 +93,11 @@ def test_two_cores_are_one_each():
     assert (affinity.master, affinity.sampler, affinity.workers) == ((5,), (11,), ((11,),))
 
 
+def test_cores_of_a_main_process_that_does_not_sample_are_a_key():
+    with pytest.raises(ConfigError, match=r"1drv is for a main process that samples; .* use runner.learner_cores"):
+        plan("1drv", LAPTOP, learner_cores=1)
+
+
 def test_a_learner_that_would_leave_no_core_is_refused():
     with pytest.raises(
         ConfigError, match=r"4 cores for learning leave none of 4 .* use runner.learner_cores=3 or less"
@@ -202,9 +207,57 @@ def test_the_order_of_tokens_does_not_matter():
     assert plan("8gpu_1gpr_64cpu", SERVER, slot=5) == plan("64cpu_8gpu_1gpr", SERVER, slot=5)
 
 
+def test_a_worker_may_have_several_cores_which_are_on_one_node():
+    assert plan("2cpw", LAPTOP).workers == ((0, 4, 1, 5), (2, 6, 3, 7))
+    assert plan("3cpw", LAPTOP, n_workers=2).workers == ((0, 4, 1, 5, 2, 6),) * 2
+    nodes = [{topology_node(cpu) for cpu in cpus} for cpus in plan("0gpu_4cpu_2cpw", SERVER).workers]
+    assert nodes == [{0}, {0}]
+    nodes = [{topology_node(cpu) for cpu in cpus} for cpus in plan("8cpw", SERVER).workers]
+    assert nodes == [{0}] * 4 + [{1}] * 4
+
+
+def topology_node(cpu: int) -> int:
+    """Of a CPU of SERVER."""
+    return cpu % 64 // 32
+
+
+def test_workers_of_alternating_groups_share_their_cores():
+    assert plan("2wpc", LAPTOP).workers == ((0, 4), (1, 5), (2, 6), (3, 7)) * 2
+    assert plan("2cpw_2wpc", LAPTOP).workers == ((0, 4, 1, 5), (2, 6, 3, 7)) * 2
+    assert plan("2wpc_3wkr", LAPTOP).workers == ((0, 4), (1, 5), (2, 6))
+
+
+def test_hyperthreads_may_be_left_idle():
+    affinity = plan("1hpc", LAPTOP)
+    assert (affinity.master, affinity.workers, affinity.threads) == ((0, 1, 2, 3), ((0,), (1,), (2,), (3,)), 4)
+    assert plan("2hpc", HYBRID).workers == plan("auto", HYBRID).workers
+
+
+def test_the_main_process_may_have_cores_of_its_own():
+    affinity = plan("1drv", LAPTOP)
+    assert (affinity.master, affinity.workers, affinity.threads) == ((0, 4), ((1, 5), (2, 6), (3, 7)), 1)
+    assert affinity.cpus == tuple(range(8))
+    assert (affinity.sampler, affinity.sampler_threads) == ((), 0)
+    assert plan("2drv", CPUSET).master == (40, 41)  # next to the GPU
+    assert len(plan("2drv", Topology(SERVER.cpus, (), 16.0)).workers) == 16
+
+
+def test_samplers_may_have_the_last_gpus_of_a_run():
+    affinity = plan("4gpr_2sgr_1slt", SERVER)
+    assert (affinity.gpus, affinity.sampler_gpus) == ((4, 5, 6, 7), (6, 7))
+    assert affinity.describe().endswith("gpus     4-7, of which for samplers 6-7")
+    assert plan("4gpr", SERVER).sampler_gpus == ()
+
+
 @pytest.mark.parametrize(
     ("code", "topology", "message"),
     [
+        ("5cpw", LAPTOP, "5cpw is more than the 4 cores for workers; use 4cpw or less"),
+        ("1drv_4cpw", LAPTOP, "4cpw is more than the 3 cores for workers"),
+        ("4drv", LAPTOP, "4drv leaves none of 4 cores for workers; use less"),
+        ("3hpc", LAPTOP, "3hpc is more than a core of this machine has"),
+        ("1gpr_1sgr", SERVER, "1sgr leaves none of 1 GPUs of a run for learning; use 2gpr"),
+        ("0wpc", LAPTOP, "must be at least 1wpc"),
         ("16cpu_4gpu_3gpr", SERVER, "4 GPUs cannot be divided into 3 per run; use 1gpr, 2gpr or 4gpr"),
         ("16cpu", GAPS, "16cpu is more than the 2 cores of this process; use at most 2cpu"),
         ("2gpu", HYBRID, "2gpu is more than the 1 GPUs of this process; use at most 1gpu"),

@@ -14,8 +14,7 @@ MACHINE = Topology(tuple(Cpu(i, i % 4, 0, 0) for i in range(8)), (Gpu(0, 0), Gpu
 
 
 def shares(code: str, world_size: int, topology: Topology = MACHINE, n_workers: int = 0) -> list[Affinity]:
-    whole = plan(code, topology, n_workers)
-    return [affinity_share(whole, topology, n_workers, rank, world_size) for rank in range(world_size)]
+    return [affinity_share(code, topology, n_workers, rank, world_size) for rank in range(world_size)]
 
 
 def test_a_single_rank_gets_all() -> None:
@@ -38,6 +37,19 @@ def test_a_slot_is_dealt_out_not_the_machine() -> None:
     one, two = shares("4cpu_2cpr_0gpu_1slt", 2)
     assert (one.master, two.master) == ((2, 6), (3, 7))
     assert (one.slot, one.n_slots, one.gpus) == (1, 2, ())
+
+
+def test_what_is_said_of_workers_and_of_the_main_process_holds_in_each_rank() -> None:
+    one, two = shares("1drv_1hpc_2wpc", 2)
+    assert (one.master, one.workers, one.threads) == ((0,), ((1,), (1,)), 1)
+    assert (two.master, two.workers, two.threads) == ((2,), ((3,), (3,)), 1)
+    with pytest.raises(ConfigError, match=r"^affinity=2drv: 2drv leaves none of 2 cores for workers"):
+        shares("2drv", 2)
+
+
+def test_gpus_of_samplers_are_not_for_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"^affinity=2gpr_1sgr: 1sgr is for runs of one rank"):
+        shares("2gpr_1sgr", 2)
 
 
 def test_without_pins_threads_and_workers_are_dealt() -> None:

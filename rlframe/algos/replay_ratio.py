@@ -1,0 +1,125 @@
+"""When updates of algorithms with replay are due, by the replay ratio, and moves of their target networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from rlframe.algos.base import Progress
+from rlframe.core.ranks import current_ranks
+
+_MOST_BATCHES = 8  # batches whose updates may be pending
+
+
+class ReplayRatio:
+    """Counts due updates exactly: each env_step after `learning_starts` adds `replay_ratio / batch_size` updates.
+
+    An update learns from batch_size rows of each replay: one a rank, or one of all learners. env_steps count over all
+    ranks, so with n replays an env_step adds 1 / n of that, and all ranks have the same updates due.
+    If batches arrive faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and counted:
+    made later all at once, they would learn from data that has hardly changed.
+    """
+
+    def __init__(self, replay_ratio: float, batch_size: int, learning_starts: int) -> None:
+        """Args:
+            replay_ratio: rows learned from per row received.    batch_size: rows of an update from each replay.
+            learning_starts: env_steps, over all ranks, before the first update.
+        Raises:
+            ValueError: a number out of range.
+        """
+        if replay_ratio <= 0 or batch_size < 1 or learning_starts < 0:
+            raise ValueError(
+                f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
+                f"algo.learning_starts={learning_starts} at least 0"
+            )
+        self.ranks, self.ready = current_ranks(), False  # ready: every replay has rows to sample
+        self.batch_size, self.learning_starts = batch_size * self.ranks.n_samplers, learning_starts
+        rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
+        self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
+        self._pending = self._dropped = 0
+
+    def updates_until(self, env_steps: int) -> int:
+        """Whole updates due until then."""
+        return self._share * max(env_steps - self.learning_starts, 0) // self._whole
+
+    def receive(self, before: int, after: int) -> None:
+        """Count a batch, given the env_steps before and after it."""
+        more = self._share * max(after - max(before, self.learning_starts), 0)
+        if self.ready:  # before, updates were impossible, not too slow
+            dropped = max(self._pending - _MOST_BATCHES * max(more, self._whole), 0)
+            self._pending -= dropped
+            self._dropped += dropped
+        self._pending += more
+
+    def due(self, n_rows: int = 1) -> int:
+        """Whole updates due; 0 until every replay has rows to sample (`n_rows`: those in this rank's)."""
+        due = self._pending // self._whole
+        if due and not self.ready:
+            self.ready = self.ranks.sum(int(n_rows > 0)) == self.ranks.n_samplers
+        return due if self.ready else 0
+
+    def count_update(self) -> None:
+        """An update was made; one that was not due, of a run without a sampler, is not counted."""
+        self._pending -= min(self._whole, self._pending)
+
+    def drop(self) -> None:
+        """Drop all pending updates."""
+        self._dropped, self._pending = self._dropped + self._pending, 0
+
+    @property
+    def pending(self) -> Fraction:
+        """Updates due and not made yet, with fraction."""
+        return Fraction(self._pending, self._whole)
+
+    @property
+    def dropped(self) -> Fraction:
+        """Updates dropped."""
+        return Fraction(self._dropped, self._whole)
+
+    def counters(self, progress: Progress) -> dict[str, float]:
+        """For the log: rows learned from per env_step since `learning_starts`, and the updates dropped."""
+        dropped = {"replay/forgone": float(self.dropped)} if self._dropped else {}
+        env_steps = progress.env_steps - self.learning_starts
+        return {"replay/ratio": progress.updates * self.batch_size / env_steps if env_steps > 0 else 0.0, **dropped}
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """Both counts as exact fractions."""
+        return {"pending": list(self.pending.as_integer_ratio()), "dropped": list(self.dropped.as_integer_ratio())}
+
+    def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
+        """Continue from saved counts."""
+        self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
+
+
+class TargetMoves:
+    """When target networks move: every so many updates, or at the first update after every `steps` env_steps.
+
+    env_steps count over all ranks. A runner that counts in updates (OfflineRl) has those for env_steps.
+    """
+
+    def __init__(self, steps: int, progress: Progress) -> None:
+        """`steps`: 0 counts updates."""
+        self.steps, self.progress = steps, progress
+        self.last = 0  # env_steps at the last move
+
+    def turn(self, interval: int) -> bool:
+        """Whether the update that follows moves them, which then counts as a move; `interval`: in updates."""
+        if not self.steps:
+            return is_due(self.progress.updates, interval)
+        now = max(self.progress.env_steps, self.progress.scheduled)
+        due = now // self.steps > self.last // self.steps
+        self.last = now if due else self.last
+        return due
+
+    def state_dict(self) -> dict[str, int]:
+        """When they moved last."""
+        return {"last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a saved state."""
+        self.last = state["last"]
+
+
+def is_due(updates: int, interval: int) -> bool:
+    """Whether the update that follows so many is one of every `interval`: a step of the policy, or of the targets."""
+    return (updates + 1) % interval == 0

@@ -1,0 +1,81 @@
+"""Environment variables of a run: env_vars.NAME=value, for all of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from rlframe.core.errors import ConfigError, printable
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST, _LONGEST = 100, 10_000  # variables, and characters of a value
+_IN_SHELL = "set it in the shell, since it is read when a program starts"
+_BY_KEYS = {  # names that rlframe sets or reads itself, and what to use
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "use threads="),
+    "MKL_CBWR": "rlframe sets it, so that samples do not depend on the sampler",
+    "CUDA_VISIBLE_DEVICES": "use device= or affinity=, or set it in the shell",
+    "PATH": _IN_SHELL,
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "use world_size= or torchrun"),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "use world_size= or torchrun"),
+}
+_BY_BEGINNING = {  # the same by how names begin
+    "PYTHON": _IN_SHELL,
+    "LD_": _IN_SHELL,
+    "DYLD_": _IN_SHELL,
+    "TORCHELASTIC_": "use torchrun",
+    "RLFRAME_": "rlframe sets it",
+}
+_current: ContextVar[Mapping[str, str]] = ContextVar("env_vars", default=MappingProxyType({}))
+
+
+def check_env_vars(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a name that is none or is not to be set, or a value that is no text for a variable."""
+    if len(values) > _MOST:
+        raise ConfigError(f"env_vars has {len(values)} variables, more than the limit of {_MOST}")
+    for name, value in values.items():
+        key = f"env_vars.{printable(str(name)[:60])}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{key}: a name of an environment variable has letters, digits and _ alone")
+        if not isinstance(value, str) or "\0" in value or len(value) > _LONGEST:
+            raise ConfigError(f"{key} must be text of up to {_LONGEST:,} characters, got {str(value)[:60]!r}")
+        beginning = next((each for each in _BY_BEGINNING if name.startswith(each)), "")
+        if remedy := _BY_KEYS.get(name) or _BY_BEGINNING.get(beginning):
+            raise ConfigError(f"{key} cannot be set here: {remedy}")
+
+
+def text_of(value: Any) -> Any:
+    """A value of a YAML file or a mapping as the text of a variable: true for True, 1 for 1; text as it is."""
+    return json.dumps(value) if isinstance(value, bool | int | float) else value
+
+
+def current_env_vars() -> Mapping[str, str]:
+    """Those of the run here, for processes that do not inherit this one's."""
+    return _current.get()
+
+
+@contextmanager
+def env_vars_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Context in which this process, and those that it starts, have these variables.
+
+    Raises:
+        ConfigError: see `check_env_vars`.
+    """
+    check_env_vars(values)
+    before, around = {name: os.environ.get(name) for name in values}, _current.get()
+    os.environ.update(values)
+    _current.set({**around, **values})
+    try:
+        yield
+    finally:
+        _current.set(around)  # not by a token: a LiveRun ends in a context of its own
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
