@@ -61,9 +61,11 @@ def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
 def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """The run whose state is in `path`, of LiveRun.save or a run directory, as it was; see build.
 
-    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on.
-    Objects that its params.json names but nothing can import are given again: restore(path, env=MyEnv). It is
-    recorded only if log_dir=DIR says where, as a run of its own.
+    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on. As
+    this is a run of its own, numbers that take schedules may change too, such as algo.learning_rate, and algo.epochs,
+    minibatches, batch_size and replay_ratio; they hold from here on. (A rate that Algorithm.learning_rate has set
+    stays.) Objects that its params.json names but nothing can import are given again: restore(path, env=MyEnv). It is
+    recorded only if log_dir=DIR says where.
 
     Raises:
         ConfigError: a setting is wrong or cannot change; there is no such run, or it needs trust=True.
@@ -71,10 +73,11 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """
     log_dir = str(settings.pop("log_dir", ""))
     settings.setdefault("sync", "")  # the state's own is that of another run
-    job = _read("", "", n_steps, {"resume": str(path), **settings})
-    from rlframe.experiment.train import live_run
+    keys = _keys("", "", n_steps, {"resume": str(path), **settings})
+    from rlframe.experiment.resumable import check_fits_state
+    from rlframe.experiment.train import live_run, read_job
 
-    return live_run(job, log_dir)
+    return live_run(read_job(keys, check_fits_state), log_dir)
 
 
 def log(name: str, value: Any) -> None:
@@ -99,6 +102,7 @@ def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job
 
 
 def _keys(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> dict[str, Any]:
+    """Flat keys, with names in the place of objects."""
     from rlframe.core.parts import dotted  # imports are in functions: rlframe alone loads no torch
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
@@ -108,6 +112,7 @@ def _keys(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> dict
     keys = dotted([*given, *settings.items()])
     limit_threads(competing_work(keys))
     with gc_paused():
+        import rlframe.experiment.train  # noqa: F401  # with all that it loads
         from rlframe.experiment.objects import named
     return named(keys)
 

@@ -278,7 +278,7 @@ class SAC(OffPolicy):
         self.agent.set_random(self.progress.env_steps < random_until(self.config))
 
     def update(self) -> UpdateMetrics:
-        if isinstance(self.config.temperature, Schedule):
+        if not self.config.learn_temperature:  # that of the config, also in a run restored with another
             temperature = self.schedules.of("temperature")(self.progress.scheduled)
             fill(self.temperature.log.detach(), math.log(temperature))
         batch = self.replay.sample(self.config.batch_size)

@@ -28,8 +28,9 @@ from rlframe.experiment.config import Experiment, check_parts, for_ranks, share_
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.limits import check_machine
 from rlframe.experiment.live_run import LiveRun
-from rlframe.experiment.objects import is_same, recorded
+from rlframe.experiment.objects import recorded
 from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
+from rlframe.experiment.resumable import CheckResumed, check_same_run, is_fixed
 from rlframe.experiment.settings import from_flat, long_keys, merge, to_flat
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_sync, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
@@ -45,13 +46,6 @@ from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
-_ADJUSTABLE = (  # in a resumed run
-    *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
-    *("compile", "sync", "env_vars"),
-)
-_FIXED = (
-    *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
-)  # although sampler is adjustable
 _CANDIDATES = ("serial", "cpu", "gpu")  # of sampler=auto
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
@@ -80,11 +74,13 @@ class TrainResult:
     metrics: dict[str, float]
 
 
-def read_job(keys: Mapping[str, Any]) -> Job:
+def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_run) -> Job:
     """The run that keys of the command line describe, with the preset or the resumed run below them.
 
     Below these are the defaults of the algorithm, but for a resumed run, which has a value for every key.
 
+    Args:
+        check_resumed: raises ConfigError for keys that a resumed run cannot take.
     Raises:
         ConfigError: an unknown key or a wrong value; a preset or run that does not exist or needs trust=true.
     """
@@ -97,7 +93,7 @@ def read_job(keys: Mapping[str, Any]) -> Job:
     tune = control.flag("tune_sampler")
     if preset == AUTO_PRESET:
         preset = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
-    base, notes = _resumed(resume, keys, trust) if resume else _preset(preset, keys, trust)
+    base, notes = _resumed(resume, keys, trust, check_resumed) if resume else _preset(preset, keys, trust)
     if resume and not tune:
         keys, kept = _without_auto(keys, base)
         notes = (*notes, *kept)
@@ -138,20 +134,16 @@ def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
     return (f"presets for this environment: {', '.join(others)}",) if others else ()
 
 
-def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _resumed(
+    resume: str, keys: Mapping[str, Any], trust: bool, check_resumed: CheckResumed
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(resume) / "params.json"
     if not path.is_file():
         raise ConfigError(f"resume={resume}: there is no {path}; name a run directory on this machine")
     given = long_keys(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
     check_sync(config, given, str(path), trust)
-    fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
-    if fixed:
-        raise ConfigError(
-            f"resume continues the run as it is: {', '.join(fixed)} cannot change "
-            f"(what can: {', '.join(_ADJUSTABLE)}, but not {', '.join(_FIXED)}); "
-            f"for a new run from its weights use init={resume}"
-        )
+    check_resumed(resume, config, given)
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: a script wrote it, so resume the run from that script")
@@ -179,11 +171,6 @@ def _chosen(run: Path) -> dict[str, Any]:
         "compile": chosen.get("compile") in ("true", "false"),
     }
     return {key: chosen[key] for key, valid in kept.items() if valid}
-
-
-def _is_fixed(key: str) -> bool:
-    """Whether a resumed run cannot change the key."""
-    return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
 def _check_record(job: Job) -> None:
@@ -392,7 +379,7 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: R
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
         return ""
     before = read_json(directory / "params.json").get("config", {})
-    same = all(before.get(key) == value for key, value in config.items() if _is_fixed(key))
+    same = all(before.get(key) == value for key, value in config.items() if is_fixed(key))
     return str(directory) if same else ""
 
 

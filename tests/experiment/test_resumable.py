@@ -1,0 +1,67 @@
+"""What may change from a saved state: numbers that no state depends on, compared in any form; they hold from there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlframe
+from rlframe.core.errors import ConfigError
+
+SETTINGS: dict[str, Any] = {
+    "algo": "sac",
+    "env": "Pendulum-v1",
+    "n_steps": 64,
+    "sampler": "serial",
+    "threads": 1,
+    "seed": 1,
+    "model": {"hidden": (8, 8)},
+    "algo.learning_starts": 16,
+    "algo.batch_size": 4,
+    "algo.replay_ratio": 4,
+    "algo.learn_temperature": False,
+    "algo.temperature": 0.1,
+    "eval.n_episodes": 0,
+    "log_level": "WARNING",
+    "runner.log_interval_steps": 32,
+    "affinity": "none",
+    "env_kwargs.g": 9.0,
+}
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of a run at 32 env_steps."""
+    folder = tmp_path_factory.mktemp("state") / "saved"
+    with rlframe.build(**SETTINGS) as run:
+        while next(run)["env_steps"] < 32:
+            pass
+        run.save(folder)
+    return folder
+
+
+def restored(state: Path, **settings: Any) -> dict[str, float]:
+    with rlframe.restore(state, **settings) as run:
+        return run.train()
+
+
+def test_numbers_hold_from_the_restored_state_on(state: Path) -> None:
+    row = restored(state, **{**SETTINGS, "algo.learning_rate": "1e-4", "algo.temperature": 0.5, "algo.batch_size": 8})
+    assert row["algo/learning_rate"] == pytest.approx(1e-4)
+    assert row["algo/temperature"] == pytest.approx(0.5)
+    assert row["updates"] < restored(state)["updates"], "larger batches are fewer"
+
+
+def test_all_settings_may_be_repeated_in_any_form(state: Path) -> None:
+    again = {**SETTINGS, "algo.temperature": "0.10", "model": {}, "model.hidden": "[8, 8]", "precision": "auto"}
+    assert restored(state, **again)["algo/loss"] == restored(state)["algo/loss"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"seed": 2}, {"algo.discount": 0.9}, {"model.hidden": [9, 9]}, {"algo.learn_temperature": True}],
+    ids=str,
+)
+def test_what_a_state_depends_on_cannot_change(changed: dict[str, Any], state: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(changed))} cannot change from the state of .*init="):
+        rlframe.restore(state, **changed)
