@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rlframe.evaluation.policy import Policy
     from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import Job, TrainResult
+    from rlframe.study.overview import StudyOverview
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,17 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     from rlframe.experiment.train import live_run
 
     return live_run(job, log_dir)
+
+
+def read_study(directory: Any) -> "StudyOverview":
+    """The study in a directory, its runs and curves, while it runs elsewhere or after it; see run_study.
+
+    Raises:
+        ConfigError: it is no study, or damaged.
+    """
+    from rlframe.study.overview import read_study as read
+
+    return read(directory)
 
 
 def log(name: str, value: Any) -> None:

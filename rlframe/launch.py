@@ -9,15 +9,12 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.presets import competing_work, preset_names
+from rlframe.experiment.presets import competing_work, preset_names, with_default
 from rlframe.system.machine import gc_paused, limit_threads
-
-DEFAULT_PRESET = "classic/ppo_cartpole"  # if the command line names no env, algo, experiment or resume
 
 _USAGE = """\
 usage: python -m rlframe.launch [key=value ...]
@@ -83,7 +80,7 @@ def _show(argv: list[str]) -> int:
         from rlframe.experiment.keys import show_keys
         from rlframe.experiment.train import read_job
 
-    job = read_job(_with_default(KeyValues(argv).remaining))
+    job = read_job(with_default(KeyValues(argv).remaining))
     print(show_keys(job.experiment, job.sources))
     return 0
 
@@ -103,16 +100,16 @@ def _launch(argv: list[str]) -> int:
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.settings import to_flat
-        from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
+        from rlframe.experiment.train import check_words, describe_job, place_job, read_job, train
         from rlframe.experiment.trust import foreign
         from rlframe.study.process import run_with_retries
         from rlframe.study.sweep import is_study, run_sweep, single_run
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):
-        return run_sweep(words, lambda run: check_job(read_job(_with_default(run))))
+        return run_sweep(words, check_words)
     dry_run, retries = words.flag("dry_run"), words.count("retries", 0)
-    job = read_job(_with_default(words.remaining))
+    job = read_job(with_default(words.remaining))
     if retries and not dry_run:
         if rank_from_environment().world_size > 1:
             raise ConfigError(f"retries={retries} is not for ranks of torchrun; use its --max-restarts={retries}")
@@ -125,11 +122,6 @@ def _launch(argv: list[str]) -> int:
     if not rank_from_environment().rank:
         _print_next_commands(result.directory, bool(foreign(to_flat(job.experiment))))
     return 0
-
-
-def _with_default(words: Mapping[str, str]) -> dict[str, str]:
-    named = {"env", "algo", "experiment", "resume"} & set(words)
-    return dict(words) if named else {"experiment": DEFAULT_PRESET, **words}
 
 
 def _print_next_commands(directory: Path, needs_trust: bool) -> None:

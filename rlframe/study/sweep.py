@@ -18,6 +18,7 @@ from rlframe.experiment.settings import to_flat
 from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
+from rlframe.study.added import ADDED_FILE, Added, AddedRuns
 from rlframe.study.plan import (
     MAX_RUNS,
     REPEATS,
@@ -55,25 +56,40 @@ def run_sweep(words: KeyValues, check: Check) -> int:
         command, experiments = recorded_experiments(Path(resume), given, trust)
     else:
         command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
+    study, slots, options = plan_study(command, experiments, check, trust, resume)
+    if dry_run:
+        print(preview(study, slots))
+        return 0
+    return execute(study, slots, options)
+
+
+def plan_study(
+    command: list[str], experiments: Experiments, check: Check, trust: bool, directory: str = ""
+) -> tuple[Study, list[plan.Slot], QueueOptions]:
+    """The study of these experiments, its slots and options; nothing is written.
+
+    Args:
+        directory: that of the study, in the place of its log_dir.
+    Raises:
+        ConfigError: the grid, a key or a value of any run is wrong.
+    """
     shared = _shared(experiments)
     options = QueueOptions(shared.count("retries", 0), float(shared.count("stall_s", int(QueueOptions.stall_s))))
     searches = any(name.startswith(SEARCH) for each in experiments.values() for name in each)
+    given = {name: text for words in experiments.values() for name, text in words.items()}
     if not searches and (unused := [key for key in SEARCH_KEYS if key in given]):
         raise ConfigError(f"{unused[0]}={given[unused[0]]} is for a search: give it some search.KEY=uniform(LOW,HIGH)")
 
     def place(checked: Sequence[Experiment]) -> Path:
-        log_dir = resume or shared.text("log_dir")
-        return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
+        log_dir = directory or shared.text("log_dir")
+        return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(command, checked))
 
     study, checked = (_searched if searches else _swept)(experiments, check, trust, place)
     facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
     study = replace(study, facts={**facts, "config": _common_config(checked)})
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
     slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), study.n_runs, on_gpu)
-    if dry_run:
-        print(preview(study, slots))
-        return 0
-    return execute(study, slots, options)
+    return study, slots, options
 
 
 Place = Callable[[Sequence[Experiment]], Path]  # the directory of a study of these configs
@@ -81,10 +97,39 @@ Planned = tuple[Study, list[Experiment]]  # a study and the configs of its runs,
 
 
 def _swept(experiments: Experiments, check: Check, trust: bool, place: Place) -> Planned:
-    """The study of all settings of a grid."""
+    """The study of all settings of a grid, and of the runs that were added to it."""
     checked = _checked(_make_runs(experiments, Path(), trust), check)
     directory = place(checked)
-    return Study(directory, _make_runs(experiments, directory, trust), {}, f"resume={directory}"), checked
+    runs = _make_runs(experiments, directory, trust)
+    more = AddedRuns(directory, partial(make_added, directory, runs, trust), runs)
+    added = more.more()
+    study = Study(directory, (*runs, *added), {}, f"resume={directory}", more=more)
+    return study, checked + _checked(added, check)
+
+
+def make_added(directory: Path, runs: Sequence[PlannedRun], trust: bool, added: Added) -> PlannedRun:
+    """The run that was added to a study of these runs.
+
+    Raises:
+        ConfigError: its words are not for a run, or name code that is in no word of the study, without `trust`.
+    """
+    check_addable(added.arguments)
+    check_trusted(new_words(runs, added), str(directory / ADDED_FILE), trust)
+    run = run_template(trust).make_run(directory, "", added.setting, added.run_ID, added.arguments)
+    return run if trust else trusting_itself(run)
+
+
+def new_words(runs: Sequence[PlannedRun], added: Added) -> dict[str, str]:
+    """The words of a run that none of the study's has."""
+    own = {pair for run in runs for pair in run.arguments.items()}
+    return {key: text for key, text in added.arguments.items() if (key, text) not in own}
+
+
+def check_addable(words: Mapping[str, str]) -> None:
+    """Raise ConfigError for words that are not of a single run of a study."""
+    for key, text in words.items():
+        if key in (*STUDY_KEYS, *SEARCH_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS, REPEATS) or bare_key(key) != key:
+            raise ConfigError(f"{key:.60}={text:.60} is not for a run that is added to a study; remove it")
 
 
 def _searched(experiments: Experiments, check: Check, trust: bool, place: Place) -> Planned:
@@ -100,8 +145,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS):
         if key in search.space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
-    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
-    base = {key: x for key, x in words.items() if key not in not_of_runs and bare_key(key) == key}
+    base = base_words(words)
     checked = check_examples(search, lambda values: check({**base, **values}))
     directory, template = place(checked), run_template(trust)
 
@@ -111,6 +155,12 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         return runs if trust else [trusting_itself(run) for run in runs]
 
     return Study(directory, (), {}, f"resume={directory}", search, make_runs), checked
+
+
+def base_words(words: Mapping[str, str]) -> dict[str, str]:
+    """The words of an experiment that all of its runs have."""
+    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
+    return {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
 
 
 def _shared(experiments: Experiments) -> KeyValues:
@@ -123,10 +173,9 @@ def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[
     """The runs of all experiments, in the order in which they start."""
     shared, template, grids = _shared(experiments), run_template(trust), _grids(experiments)
     run_id, order = shared.count("run_ID", 0), shared.text("seeds", plan.INNERMOST)
-    not_of_runs = (*STUDY_KEYS, REPEATS)
     runs: list[PlannedRun] = []
     for name, words in experiments.items():
-        base = {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
+        base = base_words(words)
         with naming(name):
             make_run = partial(template.make_run, directory, name)
             runs += plan.make_runs(make_run, base, grids[name].combinations(), run_id)
@@ -177,9 +226,10 @@ def _grid(words: Mapping[str, str]) -> Grid:
     return grid
 
 
-def _title(given: Mapping[str, str], experiments: Sequence[Experiment]) -> str:
+def _title(command: list[str], experiments: Sequence[Experiment]) -> str:
     titles = {experiment.title() for experiment in experiments}
-    return titles.pop() if len(titles) == 1 else Path(given.get("experiment", "sweep")).stem
+    source = KeyValues(command).text("experiment", "sweep")
+    return titles.pop() if len(titles) == 1 else Path(source).stem
 
 
 def _checked(runs: Sequence[PlannedRun], check: Check) -> list[Experiment]:

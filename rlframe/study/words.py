@@ -13,7 +13,7 @@ from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key, split_valu
 
 STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # one value for all runs
 _SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}
-_NAME = re.compile(r"(?!run_\d)\w[\w+=-]{0,99}")  # of a directory; run_0 would look like a run
+_NAME = re.compile(r"(?!run_\d)\w[\w+=.,-]{0,99}")  # of a directory; run_0 would look like a run
 
 Experiments = dict[str, dict[str, str]]  # words by name; the name is empty if there is only one, without a name
 
@@ -46,14 +46,19 @@ def read_experiments(arguments: Mapping[str, str]) -> Experiments:
 def _words_of_experiment(name: Any, entries: Any) -> dict[str, str]:
     if not isinstance(name, str):
         raise ConfigError(f"an experiment's name is text, not {name!r:.60}; write it in quotes, as '{name!s:.60}'")
-    if not _NAME.fullmatch(name):
-        raise ConfigError("an experiment's name is a directory: use letters, digits, _, -, + and =, and not run_N")
+    if not is_name(name):
+        raise ConfigError("an experiment's name is a directory: use letters, digits and any of _ - + = . , but not run_N")
     if not isinstance(entries, Mapping):
         raise ConfigError(f"an experiment needs the form {{key: value}}, not {str(entries)[:60]}")
     for key in ("experiments", *STUDY_KEYS):
         if key in entries:
             raise ConfigError(f"{key} is for the whole study; set it beside experiments:")
     return _words(entries)
+
+
+def is_name(text: str) -> bool:
+    """Whether an experiment may have this name, which is that of its directory."""
+    return bool(_NAME.fullmatch(text))
 
 
 def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
@@ -105,10 +110,11 @@ def _override(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, s
 
 
 def are_words(experiments: Any) -> bool:
+    """Whether a study's record has the form of experiments."""
     return (
         isinstance(experiments, dict)
         and bool(experiments)
-        and all(name == "" or _NAME.fullmatch(name) for name in experiments)
+        and all(name == "" or is_name(name) for name in experiments)
         and all(isinstance(words, dict) for words in experiments.values())
         and all(isinstance(text, str) for words in experiments.values() for text in words.values())
     )
