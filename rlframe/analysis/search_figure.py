@@ -11,20 +11,24 @@ import numpy as np
 from rlframe.analysis.trials import DONE, PRUNED, SearchData, SearchedKey, Trial, importance
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.6"  # complete, best, pruned
-_N_COLUMNS = 3
+_N_COLUMNS, _MAX_SLICES = 3, 12
 _MAX_LABEL, _MAX_TITLE = 40, 100  # characters
 
 
 def fill_figure(figure: Any, data: SearchData, title: str, bound: float) -> None:
-    """Draw a search that has a score into a figure of matplotlib, and set its size.
+    """Draw a search that has a score into a figure of matplotlib, and set its size; of many keys the most important.
 
     Args:
         bound: a horizontal line in every panel of scores; nan: none.
     """
-    n_rows = 1 + math.ceil(len(data.keys) / _N_COLUMNS)
+    keys = data.keys
+    if len(keys) > _MAX_SLICES:
+        shares = importance(data)
+        keys = tuple(sorted(keys, key=lambda key: -shares.get(key.name, 0.0))[:_MAX_SLICES])
+    n_rows = 1 + math.ceil(len(keys) / _N_COLUMNS)
     figure.set_size_inches(10.5, 2.9 * n_rows)
     grid = figure.add_gridspec(n_rows, _N_COLUMNS)
-    panels = [(key, figure.add_subplot(grid[1 + k // 3, k % 3])) for k, key in enumerate(data.keys)]
+    panels = [(key, figure.add_subplot(grid[1 + k // 3, k % 3])) for k, key in enumerate(keys)]
     history = figure.add_subplot(grid[0, : _N_COLUMNS - 1])
     _draw_history(history, data)
     _draw_importance(figure.add_subplot(grid[0, _N_COLUMNS - 1]), data)
@@ -69,7 +73,7 @@ def _points(trials: Sequence[Trial]) -> tuple[list[int], list[float]]:
 
 def _draw_importance(axes: Any, data: SearchData) -> None:
     shares = importance(data)
-    names = list(reversed(shares))
+    names = list(reversed(list(shares)[:_MAX_SLICES]))
     axes.barh([_short(name.rpartition(".")[2]) for name in names], [shares[name] for name in names], color=BLUE)
     axes.set_xlabel("importance" if shares else "importance: too few trials yet", fontsize="small")
     axes.set_xlim(0.0, 1.0)

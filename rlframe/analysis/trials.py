@@ -22,7 +22,7 @@ RUNNING, DONE, PRUNED, FAILED, WAITING = _STATES = ("running", "done", "pruned",
 _STUDY, _ATTRIBUTE, _TRIAL, _VALUE, _STATE, _REPORT = 0, 2, 4, 5, 6, 7  # its operations that matter here
 _MINIMIZE = 1
 _KINDS = ("uniform", "loguniform", "int", "logint", "choice")
-_MAX_BYTES, _MAX_LINES, _MAX_LINE_BYTES = 1 << 26, 1_000_000, 1 << 16
+_MAX_BYTES, _MAX_LINES, _MAX_LINE_BYTES = 1 << 26, 1_000_000, 1 << 20
 _MAX_TRIALS, _MAX_KEYS, _MAX_CHOICES, _MAX_TEXT = 10_000, 60, 100, 200
 _MAX_NUMBER = 1e100  # a figure can show it
 _N_TOP = 5  # trials that count as good, at least; with fewer than twice as many there is no importance

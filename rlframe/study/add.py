@@ -43,7 +43,7 @@ def add_run(directory: Path, experiment: str, given: Mapping[str, str], trust: b
     name = "a trial" if is_search else added.name
     resume = shlex.quote(f"resume={directory}")
     if overview.queue:
-        return printable(f"added {name}: the queue that runs here starts it when a slot is free ({overview.queue})")
+        return printable(f"added {name}: the queue, {overview.queue_name}, starts it when a slot is free")
     return printable(f"added {name}: no queue runs here, so python -m rlframe.launch {resume} starts it")
 
 

@@ -73,6 +73,11 @@ class StudyOverview:
         in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
         return next(in_all, RETURNS[-1])
 
+    @property
+    def queue_name(self) -> str:
+        """The process of the queue; empty if none runs."""
+        return f"process {self.queue.pid} on {self.queue.host}" if self.queue else ""
+
     def curves(self) -> dict[str, np.ndarray]:
         """The rows of all logs below one another, by column: run, setting, seed, then those of the logs, nan if absent.
 
@@ -115,7 +120,7 @@ class StudyOverview:
             found = f"; best: trial_{best.number}, {self.search.metric} {best.score:.6g}" if best else ""
             lines.append(f"{pluralize(len(self.search.trials), 'trial')}{more}{found}")
             lines += [self.search.words(best)] if best else []
-        lines.append(f"queue: {self.queue}" if self.queue else "no queue runs here")
+        lines.append(f"the queue runs: {self.queue_name}" if self.queue else "no queue runs here")
         return printable("\n".join(lines))
 
 
@@ -131,10 +136,10 @@ def read_study(directory: str | Path) -> StudyOverview:
     content, added = read_record(directory), read_added(directory)
     queue = _running_queue(directory)
     try:
+        if len(content["runs"]) > _MAX_RUNS:
+            raise ValueError(f"it has more than {_MAX_RUNS:,} runs")
         statuses = {str(entry["name"]): _status(entry, queue is not None) for entry in content["runs"]}
         planned = [_planned(directory, entry["name"], entry["arguments"]) for entry in content["runs"]]
-        if len(planned) > _MAX_RUNS:
-            raise ValueError(f"it has more than {_MAX_RUNS:,} runs")
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(printable(f"{directory / FILE} is damaged: {str(error)[:200]}")) from None
     search = read_search(directory) if (directory / JOURNAL).is_file() else None

@@ -47,7 +47,9 @@ def _words_of_experiment(name: Any, entries: Any) -> dict[str, str]:
     if not isinstance(name, str):
         raise ConfigError(f"an experiment's name is text, not {name!r:.60}; write it in quotes, as '{name!s:.60}'")
     if not is_name(name):
-        raise ConfigError("an experiment's name is a directory: use letters, digits and any of _ - + = . , but not run_N")
+        raise ConfigError(
+            "an experiment's name is a directory: use letters, digits and any of _ - + = . , but not run_N"
+        )
     if not isinstance(entries, Mapping):
         raise ConfigError(f"an experiment needs the form {{key: value}}, not {str(entries)[:60]}")
     for key in ("experiments", *STUDY_KEYS):

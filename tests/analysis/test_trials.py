@@ -182,7 +182,7 @@ BAD: dict[str, Any] = {
     "many keys": {"op_code": 2, "user_attr": {"space": {f"k{n}": ["uniform", "0", "1"] for n in range(61)}}},
     "long key": {"op_code": 2, "user_attr": {"space": {"k" * 1000: ["uniform", "0", "1"]}}},
     "metric": {"op_code": 2, "user_attr": {"metric": {}}},
-    "huge text": "x" * (1 << 17),
+    "huge text": "x" * (1 << 21),
 }
 
 

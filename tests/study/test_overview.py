@@ -67,7 +67,7 @@ def test_the_command_shows_the_runs_and_whether_a_queue_runs(
     assert main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "1 of 4 runs done, 1 running, 2 waiting" in printed
-    assert f"queue: process {this_process().pid}" in printed
+    assert f"the queue runs: process {this_process().pid}" in printed
 
 
 def test_watching_ends_with_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
