@@ -11,7 +11,7 @@ import numpy as np
 from rlframe.analysis.trials import DONE, PRUNED, SearchData, SearchedKey, Trial, importance
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.6"  # complete, best, pruned
-_N_COLUMNS, _MAX_SLICES = 3, 12
+_N_COLUMNS, _MAX_SLICES, _MAX_TICKS = 3, 12, 20
 _MAX_LABEL, _MAX_TITLE = 40, 100  # characters
 
 
@@ -93,7 +93,8 @@ def _draw_slice(axes: Any, data: SearchData, key: SearchedKey) -> None:
     if best and key.name in best.values:
         axes.plot([best.values[key.name]], [best.score], "*", color=RED, markersize=11, clip_on=False, zorder=4)
     if key.choices:
-        axes.set_xticks(range(len(key.choices)), [_short(choice) for choice in key.choices], rotation=20)
+        shown_choices = range(0, len(key.choices), math.ceil(len(key.choices) / _MAX_TICKS))
+        axes.set_xticks(shown_choices, [_short(key.choices[k]) for k in shown_choices], rotation=20)
         axes.set_xlim(-0.5, len(key.choices) - 0.5)
     else:
         axes.set_xscale("log" if key.log else "linear")
