@@ -28,8 +28,7 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.presets import competing_work
-from rlframe.launch import DEFAULT_PRESET
+from rlframe.experiment.presets import DEFAULT_PRESET, competing_work
 from rlframe.system.machine import limit_threads
 
 REFUSED = ("resume", "world_size", "learners", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")

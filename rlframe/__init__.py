@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rlframe.evaluation.policy import Policy
     from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import Job, TrainResult
+    from rlframe.study.overview import StudyOverview
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,50 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     from rlframe.experiment.train import live_run, read_job
 
     return live_run(read_job(keys, check_fits_state), log_dir)
+
+
+def run_study(
+    variants: Any = ({},), /, seeds: Any = (0,), search: Any = (), n_steps: float = 0, **settings: Any
+) -> "StudyOverview":
+    """Train every variant with every seed, several at a time, and return the runs with their scores and curves.
+
+        study = rlframe.run_study(
+            [{"algo": "ppo"}, {"algo": "a2c", "algo.learning_rate": 1e-3}],
+            seeds=range(3), env="CartPole-v1", n_steps=50_000, log_dir="data/mine",
+        )
+        study.runs  # a dict for each run: setting, seed, state, score, ...; pandas.DataFrame(study.runs)
+        study.curves()  # the columns of all logs
+
+        rlframe.run_study(seeds=range(3), search={"algo.learning_rate": "loguniform(1e-5,1e-2)"}, n_runs=40, algo="ppo")
+
+    A run is a process of its own, python -m rlframe.launch, so a class or function of a setting must stand in a .py
+    file. What is done is not repeated: the same call with the same log_dir continues a study. The table of the runs is
+    printed, as on the command line.
+
+    Args:
+        variants: settings that differ, one dict for each variant; see train.
+        search: what each key is drawn from, as search.KEY= on the command line; then there is one variant.
+        settings: those of all runs (env, algo and so on), and of the study: log_dir, affinity, retries, stall_s, and
+            n_runs, searcher, pruner and metric of a search.
+    Raises:
+        ConfigError: a setting of any run is wrong; nothing was started.
+        Interrupted: Ctrl-C stopped it; the runs wrote snapshots.
+    """
+    from rlframe.study.variants import train_variants
+
+    given = {**settings, "runner.n_steps": n_steps} if n_steps else settings
+    return train_variants(variants, given, list(seeds), dict(search))
+
+
+def read_study(directory: Any) -> "StudyOverview":
+    """The study in a directory, its runs and curves, while it runs elsewhere or after it; see run_study.
+
+    Raises:
+        ConfigError: it is no study, or damaged.
+    """
+    from rlframe.study.overview import read_study as read
+
+    return read(directory)
 
 
 def log(name: str, value: Any) -> None:

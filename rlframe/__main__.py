@@ -6,7 +6,8 @@ import sys
 _COMMANDS = {
     "launch": "train a run, resume one, or queue a study of many",
     "evaluate": "evaluate trained agents, film or watch them",
-    "plot": "draw learning curves",
+    "study": "show the progress of a study, or add a run to it",
+    "plot": "draw learning curves, or a search",
     "data": "list, describe, merge, split, filter, convert and import datasets",
     "export": "write a trained policy as a program of its own",
 }

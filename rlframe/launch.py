@@ -9,16 +9,13 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
 from rlframe.core.errors import ConfigError, printable
-from rlframe.experiment.presets import competing_work, early_env_vars, preset_names
+from rlframe.experiment.presets import competing_work, early_env_vars, preset_names, with_default
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import gc_paused, limit_threads
-
-DEFAULT_PRESET = "classic/ppo_cartpole"  # if the command line names no env, algo, experiment or resume
 
 _USAGE = """\
 usage: python -m rlframe.launch [key=value ...]
@@ -85,7 +82,7 @@ def _show(argv: list[str]) -> int:
         from rlframe.experiment.keys import show_keys
         from rlframe.experiment.train import read_job
 
-    job = read_job(_with_default(KeyValues(argv).remaining))
+    job = read_job(with_default(KeyValues(argv).remaining))
     print(show_keys(job.experiment, job.sources))
     return 0
 
@@ -111,7 +108,7 @@ def _launch_with(words: KeyValues) -> int:
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.fetch import with_fetched
         from rlframe.experiment.settings import to_flat
-        from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
+        from rlframe.experiment.train import check_words, describe_job, place_job, read_job, train
         from rlframe.experiment.trust import foreign
         from rlframe.record.remote import is_uri
         from rlframe.study.process import run_with_retries
@@ -119,12 +116,12 @@ def _launch_with(words: KeyValues) -> int:
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):
-        return run_sweep(words, lambda run: check_job(read_job(_with_default(run))))
+        return run_sweep(words, check_words)
     dry_run, retries = words.flag("dry_run"), words.count("retries", 0)
     if is_uri(resume := words.remaining.get("resume", "")) and not dry_run:
         print(printable(f"fetching {resume}"), flush=True)
         words.remaining = with_fetched(words.remaining)
-    job = read_job(_with_default(words.remaining))
+    job = read_job(with_default(words.remaining))
     if retries and not dry_run:
         if rank_from_environment().world_size > 1:
             raise ConfigError(f"retries={retries} is not for ranks of torchrun; use its --max-restarts={retries}")
@@ -137,11 +134,6 @@ def _launch_with(words: KeyValues) -> int:
     if not rank_from_environment().rank:
         _print_next_commands(result.directory, bool(foreign({**to_flat(job.experiment), "sync": ""})))
     return 0
-
-
-def _with_default(words: Mapping[str, str]) -> dict[str, str]:
-    named = {"env", "algo", "experiment", "resume"} & set(words)
-    return dict(words) if named else {"experiment": DEFAULT_PRESET, **words}
 
 
 def _print_next_commands(directory: Path, needs_trust: bool) -> None:

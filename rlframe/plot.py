@@ -1,4 +1,4 @@
-"""The plot command, `python -m rlframe.plot DIR...`: draws learning curves with confidence bands over seeds."""
+"""The plot command, `python -m rlframe.plot DIR...`: draws learning curves with bands over seeds, or a search."""
 
 import signal
 
@@ -23,6 +23,8 @@ from rlframe.analysis.curves import (
     find_experiments,
     make_curve,
 )
+from rlframe.analysis.search_figure import fill_figure
+from rlframe.analysis.trials import DONE, JOURNAL, SearchData, importance, read_search
 from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import pluralize, printable
@@ -33,6 +35,8 @@ python -m rlframe.plot DIR... [key=value ...]
 
 DIR is a run directory, a directory of run_* (the seeds of one experiment), or a study (a directory of those).
 Runs of one directory that differ only in their seed are one curve: their mean with a 95 % bootstrap band.
+A search (a study with search.KEY=) is drawn as the scores of its trials in order, the importance of its keys, and the
+scores along each key; DIR/trial_* draws the curves of its trials. It takes out=, bound= and title=.
 
   out=curves.png           the image file; its suffix sets the format (png, pdf, svg)
   x=env_steps              env_steps | elapsed (wall time)
@@ -101,12 +105,9 @@ def _value(key: str, text: str) -> Any:
 
 def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: str) -> None:
     """Draw the curves into `options.out`; raises PlotError without matplotlib or if the file cannot be written."""
-    try:
-        from matplotlib.figure import Figure  # an optional extra
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
-    figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="tight")
+    figure = _new_figure()
+    from matplotlib.ticker import EngFormatter  # an optional extra
+
     axes = figure.add_subplot()
     scale, x_label = 1.0, "env_steps"
     if options.x == "elapsed":
@@ -130,11 +131,37 @@ def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: s
     if options.x == "env_steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 100k, 2M
     axes.legend(frameon=False, fontsize="small")
+    _save(figure, options.out)
+
+
+def _new_figure() -> Any:
     try:
-        clear_output(options.out)
-        figure.savefig(options.out)
+        from matplotlib.figure import Figure  # an optional extra
+    except ImportError:
+        raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
+    return Figure(figsize=(7.5, 4.6), dpi=150, layout="tight")
+
+
+def _save(figure: Any, out: Path) -> None:
+    try:
+        clear_output(out)
+        figure.savefig(out)
     except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {options.out}: {error}") from None
+        raise PlotError(f"cannot write {out}: {error}") from None
+
+
+def draw_search(data: SearchData, options: PlotOptions) -> None:
+    """Draw a search into `options.out`; raises PlotError as `draw`, or if no trial has a score yet."""
+    defaults, given = vars(PlotOptions(options.dirs)), vars(options)
+    for key in ("x", "y", "labels", "smooth", "center"):
+        if given[key] != defaults[key]:
+            raise PlotError(f"{key}= is for curves, and {options.dirs[0]} is a search; plot its trials: DIR/trial_*")
+    if not data.scored(DONE):
+        raise PlotError(f"{options.dirs[0]} has no trial with a score yet; for curves plot its trials: DIR/trial_*")
+    figure = _new_figure()
+    title = printable(options.title) or f"{options.dirs[0].resolve().name}: {pluralize(len(data.trials), 'trial')}"
+    fill_figure(figure, data, title, options.bound)
+    _save(figure, options.out)
 
 
 def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/return_mean", **options: Any) -> Path:
@@ -142,6 +169,7 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
 
         plot_runs(["data/ppo", "data/dqn"], out="curves.png")  # directories: of a run, of its seeds, of a study
         plot_runs([run.metrics, frame], ["here", "there"])  # columns by name: rlframe.build's run, or a pandas frame
+        plot_runs(["data/search"])  # a search by itself: its history, importance and slices
         plot_runs([[one.metrics, two.metrics]], ["two seeds"])
 
     Args:
@@ -153,6 +181,11 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
         raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
     checked = {key: _value(key, str(value)) for key, value in options.items()}
     names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
+    if len(runs) == 1 and isinstance(runs[0], str | Path) and (Path(runs[0]) / JOURNAL).is_file():
+        search = replace(PlotOptions((Path(runs[0]),), y=y, labels=tuple(labels)), **checked)
+        prepare_output(search.out, "out")
+        draw_search(read_search(search.dirs[0]), search)
+        return search.out
     found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
     chosen = replace(PlotOptions((), y=y), **checked)
     prepare_output(chosen.out, "out")
@@ -182,6 +215,8 @@ def main(arguments: Sequence[str]) -> int:
 def _plot(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     prepare_output(options.out, "out")
+    if len(options.dirs) == 1 and (options.dirs[0] / JOURNAL).is_file():
+        return _plot_search(options)
     experiments = find_experiments(options.dirs, options.labels)
     y = choose_y(experiments, options.y)
     x_column = X_COLUMNS[options.x]
@@ -193,6 +228,17 @@ def _plot(arguments: Sequence[str]) -> int:
         band = f" [{curve.low[-1]:,.1f}, {curve.high[-1]:,.1f}]" if curve.n_seeds > 1 else ""
         end = f"at {x_column} {curve.x[-1]:,.0f}, {pluralize(curve.n_seeds, 'seed')}"
         print(printable(f"{curve.label}: {y} {curve.center[-1]:,.1f}{band} {end}"))
+    print(options.out)
+    return 0
+
+
+def _plot_search(options: PlotOptions) -> int:
+    data = read_search(options.dirs[0])
+    draw_search(data, options)
+    if best := data.best():
+        print(printable(f"best: trial_{best.number}, {data.metric} {best.score:.6g}: {data.words(best)}"))
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in importance(data).items())
+    print(printable(f"importance: {shares or 'too few trials yet'}"))
     print(options.out)
     return 0
 

@@ -44,7 +44,7 @@ ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["study"] |= {"analysis"}  # for the interval over seeds
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__main__"] = {"core"}  # it runs the commands by their names
-ALLOWED["__init__"] = {"core", "deploy", "evaluation", "experiment", "record", "system"}  # inside functions
+ALLOWED["__init__"] = {"core", "deploy", "evaluation", "experiment", "record", "study", "system"}  # inside functions
 
 OF_LEARNERS = {
     f"rlframe.system.{name}" for name in ("distributed", "collectives", "shared_ranks")

@@ -14,6 +14,7 @@ from rlframe.core.files import parse_yaml, read_json, read_regular_file
 from rlframe.system.env_vars import text_of
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
+DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
 _OF_STUDY = ("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric")
 _OF_PRESET = ("command", "expect", "measured")  # beside `config:`, what its author claims and measured
 
@@ -87,6 +88,12 @@ def _read_yaml(path: Path) -> Any:
 
 
 _parsed = functools.lru_cache(maxsize=64)(parse_yaml)  # a launch reads its preset several times, 7 ms each
+
+
+def with_default(words: Mapping[str, str]) -> dict[str, str]:
+    """The words of a launch, with DEFAULT_PRESET if they name no run."""
+    named = {"env", "algo", "experiment", "resume"} & set(words)
+    return dict(words) if named else {"experiment": DEFAULT_PRESET, **words}
 
 
 def presets_for(env: str, algo: str = "") -> list[str]:

@@ -29,7 +29,7 @@ from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.limits import check_machine
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.objects import recorded
-from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
+from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for, with_default
 from rlframe.experiment.resumable import CheckResumed, check_same_run, is_fixed
 from rlframe.experiment.settings import from_flat, long_keys, merge, to_flat
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_sync, check_trusted, read_config
@@ -195,6 +195,11 @@ def check_job(job: Job) -> Experiment:
     check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
     return experiment
+
+
+def check_words(words: Mapping[str, str]) -> Experiment:
+    """The experiment of the words of a launch that a study queues; raises ConfigError as `check_job` and `read_job`."""
+    return check_job(read_job(with_default(words)))
 
 
 def place_job(job: Job) -> tuple[Job, int]:

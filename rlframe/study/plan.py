@@ -197,7 +197,7 @@ def make_runs(
         if int(seed) in by_id:
             raise ConfigError(f"the setting {dict(combination)} is given twice; remove one")
         by_id[int(seed)] = {**setting, "seed": seed} if "seed" in combination else setting
-    names = _setting_names([setting for setting, _ in settings.values()])
+    names = setting_names([setting for setting, _ in settings.values()])
     return tuple(
         make_run(name, number, {**base, **arguments})
         for name, (_, by_id) in zip(names, settings.values(), strict=True)
@@ -223,7 +223,7 @@ def in_order(runs: Sequence[PlannedRun], order: str) -> tuple[PlannedRun, ...]:
     return tuple(run for _, run in sorted(zip(places, runs, strict=True), key=lambda pair: pair[0]))
 
 
-def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
+def setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """A directory's name for each setting: learning_rate=1e-3,clip=0.2; empty for a single empty setting."""
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
     short = [key.rpartition(".")[2] for key in keys]

@@ -55,7 +55,7 @@ class MoreRuns:
         return ""
 
 
-_NO_MORE = MoreRuns()
+NO_MORE = MoreRuns()
 
 
 class Queue:
@@ -68,7 +68,7 @@ class Queue:
         record: StudyRecord,
         table: StatusTable,
         options: QueueOptions,
-        source: MoreRuns = _NO_MORE,
+        source: MoreRuns = NO_MORE,
     ) -> None:
         self.runs, self._source = list(runs), source
         self._record, self._table, self._options = record, table, options

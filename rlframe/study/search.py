@@ -19,15 +19,16 @@ import numpy as np
 
 from rlframe.analysis.curves import read_run
 from rlframe.analysis.intervals import center
+from rlframe.analysis.trials import JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
+from rlframe.study.added import AddedFile, warn
 from rlframe.study.plan import SEARCH, PlannedRun, split_values
 from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, size_and_time
 
-JOURNAL = "search.journal"  # in the study's directory
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 _SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes"), ("none", "median", "asha", "wilcoxon")
 _KINDS = ("uniform", "loguniform", "int", "logint", "choice")
@@ -56,6 +57,22 @@ class Distribution:
     def examples(self) -> tuple[str, ...]:
         """Its bounds or choices, as words."""
         return self.values if self.kind == "choice" else tuple(map(word_of, map(self._number, self.values)))
+
+    def value(self, name: str, text: str) -> Any:
+        """A value of it from its word; raises ConfigError if it cannot give that."""
+        form = f"{name}={text:.60} is not of {self.kind}({','.join(self.values):.200})"
+        if self.kind == "choice":
+            if text not in self.values:
+                raise ConfigError(f"{form}{nearest(text, self.values)}")
+            return text
+        try:
+            value = self._number(text)
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{form}: it needs a number") from None
+        low, high = map(float, self.values)
+        if not low <= value <= high or value != float(text):
+            raise ConfigError(f"{form}: it needs a {'whole ' * ('int' in self.kind)}number from {low:g} to {high:g}")
+        return value
 
     def _number(self, text: str) -> float | int:
         return int(float(text)) if "int" in self.kind else float(text)
@@ -122,6 +139,14 @@ class SearchPlan:
         searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
         return cls(space, n_trials, tuple(seeds), searcher, pruner, given.text("metric", RETURNS[0]))
 
+    def values(self, words: Mapping[str, str]) -> dict[str, Any]:
+        """Values of the space from their words, for a trial that is added; raises ConfigError for wrong ones."""
+        for key in words:
+            if key not in self.space:
+                known = tuple(self.space)
+                raise ConfigError(f"{key:.60} is not searched; a trial sets {', '.join(known)}{nearest(key, known)}")
+        return {key: self.space[key].value(key, text) for key, text in words.items()}
+
     def describe(self) -> str:
         """The space, for the preview of a study."""
         lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]
@@ -170,6 +195,7 @@ class Search(MoreRuns):
         self._rows: dict[str, int] = {}  # that were reported of a run
         self._seen: dict[str, tuple[int, int]] = {}  # size and time of a run's log when it was last read
         self._columns: list[str] = []  # of the newest log
+        self._added, self._queued = AddedFile(directory), 0  # trials that were added and wait in the journal
 
     def _opened(self, path: Path) -> Any:
         optuna, plan = self._optuna, self.plan
@@ -206,6 +232,8 @@ class Search(MoreRuns):
         """The runs of all trials so far, in order."""
         with _quiet():
             for frozen in self._study.get_trials(deepcopy=False):
+                if frozen.state == self._optuna.trial.TrialState.WAITING:
+                    continue
                 running = frozen.state == self._optuna.trial.TrialState.RUNNING
                 self._add(frozen.number, frozen.params, frozen._trial_id if running else None)
         return [run for runs in self._runs.values() for run in runs]
@@ -219,12 +247,30 @@ class Search(MoreRuns):
         return list(runs)
 
     def more(self) -> list[PlannedRun]:
-        """The runs of the next trial; none if there are enough trials."""
-        if len(self._runs) >= self.plan.n_trials:
-            return []
+        """The runs of the next trial, first of those that were added; none if there are enough trials."""
         with _quiet():
+            self._queue_added()
+            if not self._queued and len(self._runs) >= self.plan.n_trials:
+                return []
             trial = self._study.ask(self._distributions)
+            self._queued = max(0, self._queued - 1)
             return self._add(trial.number, trial.params, trial._trial_id)
+
+    def _queue_added(self) -> None:
+        """Tell Optuna of the trials that were added since the last time; each is in the journal once."""
+        if not (lines := self._added.new()):
+            return
+        known = {each.user_attrs.get("added") for each in self._study.get_trials(deepcopy=False)}
+        for index, added in lines:
+            try:
+                values = self.plan.values(added.arguments)
+            except ConfigError as error:
+                warn(str(error))
+                continue
+            if index not in known:
+                self._study.enqueue_trial(values, user_attrs={"added": index})
+        waiting = [self._optuna.trial.TrialState.WAITING]
+        self._queued = len(self._study.get_trials(deepcopy=False, states=waiting))
 
     def finished(self, run: PlannedRun, status: Status) -> None:
         """Note a run that has ended, and tell Optuna of the trial if it was the last one.

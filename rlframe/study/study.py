@@ -26,7 +26,7 @@ from rlframe.study.plan import (
     make_runs,
     make_slots,
 )
-from rlframe.study.queue import MoreRuns, Queue, QueueOptions
+from rlframe.study.queue import NO_MORE, MoreRuns, Queue, QueueOptions
 from rlframe.study.record import DONE, FAILED, StudyRecord
 from rlframe.study.search import MakeRuns, Search, SearchPlan
 from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
@@ -46,6 +46,7 @@ class Study:
     resume_hint: str  # how to continue it
     search: SearchPlan | None = None  # which finds the settings of further runs
     make_runs: MakeRuns | None = None  # of a trial of the search
+    more: MoreRuns = NO_MORE  # of a grid
 
     @property
     def n_runs(self) -> int:
@@ -73,7 +74,7 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         print(f"study: {study.directory}, {what}{skipped}")
         print(describe_slots(slots), flush=True)
         with closing(open_status_table()) as table:
-            queue = Queue(study.runs, slots, record, table, options, search or MoreRuns())
+            queue = Queue(study.runs, slots, record, table, options, search or study.more)
             signum = queue.run()
         if signum:
             raise Interrupted(signum, f"the queue was stopped; continue it with {study.resume_hint}")
@@ -135,14 +136,12 @@ def run_study(
         if not variants or not seeds:
             n, n_seeds = len(variants), len(seeds)
             raise ConfigError(f"a study needs at least one variant and one seed, not {n} and {n_seeds}")
-        main = sys.modules["__main__"].__spec__
-        if main and main.name.startswith("rlframe."):
-            raise ConfigError(f"{main.name} imports this script; call run_study below if __name__ == '__main__':")
+        check_not_imported()
         reserved = sorted({key for variant in variants for key in variant if key in _SET_BY_QUEUE})
         if reserved:
             raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
         directory = Path(log_dir).expanduser().absolute() if log_dir else dated("study")
-        arguments = [_words(variant, command) for variant in variants]
+        arguments = [words_of_variant(variant, command) for variant in variants]
         template = CommandTemplate(tuple(command), resumes_by_directory=False)
         base = {key: value for key, value in arguments[0].items() if all(each.get(key) == value for each in arguments)}
         settings = [{key: value for key, value in each.items() if key not in base} for each in arguments]
@@ -155,7 +154,15 @@ def run_study(
     return run_command(body, [])
 
 
-def _words(variant: Mapping[str, Any], command: Sequence[str]) -> dict[str, str]:
+def check_not_imported() -> None:
+    """Raise ConfigError in a script that a run of its own study imports, which would start the study again."""
+    main = sys.modules["__main__"].__spec__
+    if main and main.name.startswith("rlframe."):
+        raise ConfigError(f"{main.name} imports this script; call run_study below if __name__ == '__main__':")
+
+
+def words_of_variant(variant: Mapping[str, Any], command: Sequence[str]) -> dict[str, str]:
+    """The settings of a variant as words of a command; raises ConfigError for an object that has no name there."""
     words: dict[str, str] = {}
     for key, value in dotted(variant.items()).items():
         parts = value if isinstance(value, (list, tuple)) else [value]

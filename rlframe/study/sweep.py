@@ -3,11 +3,8 @@
 It has experiments, each with its key=value words: from the command line, a YAML file or a study's record.
 """
 
-import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +12,17 @@ from typing import Any
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_yaml
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
+from rlframe.study.added import ADDED_FILE, Added, AddedRuns
 from rlframe.study.plan import (
     MAX_RUNS,
     REPEATS,
     SEARCH,
-    SWEEP,
-    ZIP,
     Grid,
     PlannedRun,
     bare_key,
@@ -39,16 +34,13 @@ from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
 from rlframe.study.search import SEARCH_KEYS, SearchPlan, check_examples, read_distribution
 from rlframe.study.study import Study, execute, preview
+from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
 from rlframe.system.affinity import read_topology
 
-STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # one value for all runs
 ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs")  # may change when a study is resumed
-_SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}
-_NAME = re.compile(r"(?!run_\d)\w[\w+=-]{0,99}")  # of a directory; run_0 would look like a run
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
 _COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
-Experiments = dict[str, dict[str, str]]  # words by name; the name is empty if there is only one, without a name
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
 
 
@@ -64,25 +56,40 @@ def run_sweep(words: KeyValues, check: Check) -> int:
         command, experiments = recorded_experiments(Path(resume), given, trust)
     else:
         command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
+    study, slots, options = plan_study(command, experiments, check, trust, resume)
+    if dry_run:
+        print(preview(study, slots))
+        return 0
+    return execute(study, slots, options)
+
+
+def plan_study(
+    command: list[str], experiments: Experiments, check: Check, trust: bool, directory: str = ""
+) -> tuple[Study, list[plan.Slot], QueueOptions]:
+    """The study of these experiments, its slots and options; nothing is written.
+
+    Args:
+        directory: that of the study, in the place of its log_dir.
+    Raises:
+        ConfigError: the grid, a key or a value of any run is wrong.
+    """
     shared = _shared(experiments)
     options = QueueOptions(shared.count("retries", 0), float(shared.count("stall_s", int(QueueOptions.stall_s))))
     searches = any(name.startswith(SEARCH) for each in experiments.values() for name in each)
+    given = {name: text for words in experiments.values() for name, text in words.items()}
     if not searches and (unused := [key for key in SEARCH_KEYS if key in given]):
         raise ConfigError(f"{unused[0]}={given[unused[0]]} is for a search: give it some search.KEY=uniform(LOW,HIGH)")
 
     def place(checked: Sequence[Experiment]) -> Path:
-        log_dir = resume or shared.text("log_dir")
-        return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
+        log_dir = directory or shared.text("log_dir")
+        return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(command, checked))
 
     study, checked = (_searched if searches else _swept)(experiments, check, trust, place)
     facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
     study = replace(study, facts={**facts, "config": _common_config(checked)})
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
     slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), study.n_runs, on_gpu)
-    if dry_run:
-        print(preview(study, slots))
-        return 0
-    return execute(study, slots, options)
+    return study, slots, options
 
 
 Place = Callable[[Sequence[Experiment]], Path]  # the directory of a study of these configs
@@ -90,10 +97,39 @@ Planned = tuple[Study, list[Experiment]]  # a study and the configs of its runs,
 
 
 def _swept(experiments: Experiments, check: Check, trust: bool, place: Place) -> Planned:
-    """The study of all settings of a grid."""
+    """The study of all settings of a grid, and of the runs that were added to it."""
     checked = _checked(_make_runs(experiments, Path(), trust), check)
     directory = place(checked)
-    return Study(directory, _make_runs(experiments, directory, trust), {}, f"resume={directory}"), checked
+    runs = _make_runs(experiments, directory, trust)
+    more = AddedRuns(directory, partial(make_added, directory, runs, trust), runs)
+    added = more.more()
+    study = Study(directory, (*runs, *added), {}, f"resume={directory}", more=more)
+    return study, checked + _checked(added, check)
+
+
+def make_added(directory: Path, runs: Sequence[PlannedRun], trust: bool, added: Added) -> PlannedRun:
+    """The run that was added to a study of these runs.
+
+    Raises:
+        ConfigError: its words are not for a run, or name code that is in no word of the study, without `trust`.
+    """
+    check_addable(added.arguments)
+    check_trusted(new_words(runs, added), str(directory / ADDED_FILE), trust)
+    run = run_template(trust).make_run(directory, "", added.setting, added.run_ID, added.arguments)
+    return run if trust else trusting_itself(run)
+
+
+def new_words(runs: Sequence[PlannedRun], added: Added) -> dict[str, str]:
+    """The words of a run that none of the study's has."""
+    own = {pair for run in runs for pair in run.arguments.items()}
+    return {key: text for key, text in added.arguments.items() if (key, text) not in own}
+
+
+def check_addable(words: Mapping[str, str]) -> None:
+    """Raise ConfigError for words that are not of a single run of a study."""
+    for key, text in words.items():
+        if key in (*STUDY_KEYS, *SEARCH_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS, REPEATS) or bare_key(key) != key:
+            raise ConfigError(f"{key:.60}={text:.60} is not for a run that is added to a study; remove it")
 
 
 def _searched(experiments: Experiments, check: Check, trust: bool, place: Place) -> Planned:
@@ -109,8 +145,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS):
         if key in search.space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
-    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
-    base = {key: x for key, x in words.items() if key not in not_of_runs and bare_key(key) == key}
+    base = base_words(words)
     checked = check_examples(search, lambda values: check({**base, **values}))
     directory, template = place(checked), run_template(trust)
 
@@ -120,6 +155,12 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         return runs if trust else [trusting_itself(run) for run in runs]
 
     return Study(directory, (), {}, f"resume={directory}", search, make_runs), checked
+
+
+def base_words(words: Mapping[str, str]) -> dict[str, str]:
+    """The words of an experiment that all of its runs have."""
+    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
+    return {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
 
 
 def _shared(experiments: Experiments) -> KeyValues:
@@ -132,10 +173,9 @@ def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[
     """The runs of all experiments, in the order in which they start."""
     shared, template, grids = _shared(experiments), run_template(trust), _grids(experiments)
     run_id, order = shared.count("run_ID", 0), shared.text("seeds", plan.INNERMOST)
-    not_of_runs = (*STUDY_KEYS, REPEATS)
     runs: list[PlannedRun] = []
     for name, words in experiments.items():
-        base = {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
+        base = base_words(words)
         with naming(name):
             make_run = partial(template.make_run, directory, name)
             runs += plan.make_runs(make_run, base, grids[name].combinations(), run_id)
@@ -186,9 +226,10 @@ def _grid(words: Mapping[str, str]) -> Grid:
     return grid
 
 
-def _title(given: Mapping[str, str], experiments: Sequence[Experiment]) -> str:
+def _title(command: list[str], experiments: Sequence[Experiment]) -> str:
     titles = {experiment.title() for experiment in experiments}
-    return titles.pop() if len(titles) == 1 else Path(given.get("experiment", "sweep")).stem
+    source = KeyValues(command).text("experiment", "sweep")
+    return titles.pop() if len(titles) == 1 else Path(source).stem
 
 
 def _checked(runs: Sequence[PlannedRun], check: Check) -> list[Experiment]:
@@ -231,92 +272,6 @@ def is_study(arguments: Mapping[str, str]) -> bool:
     return has_grid(arguments) or bool(arguments.get("experiment") and load_study(arguments["experiment"]))
 
 
-def read_experiments(arguments: Mapping[str, str]) -> Experiments:
-    """The experiments of a command line, which overrides the YAML file that its `experiment=` names.
-
-    Raises:
-        ConfigError: an entry of the file is not of the right form; the message names its experiment and key.
-    """
-    source = arguments.get("experiment", "")
-    study = load_study(source) if source else {}
-    if not study:
-        return {"": dict(arguments)}
-    given = {key: value for key, value in arguments.items() if key != "experiment"}
-    with naming(source):
-        if "experiments" not in study:
-            return {"": _override(_words(study), given)}
-        named = study.pop("experiments")
-        if not isinstance(named, Mapping) or not named:
-            raise ConfigError(f"experiments needs the form {{name: {{key: value}}}}, not {str(named)[:60]}")
-        common = _words(study)
-    experiments = {}
-    for name, entries in named.items():
-        with naming(f"{source}: {str(name)[:60]}"):
-            experiments[name] = _override(_override(common, _words_of_experiment(name, entries)), given)
-    return experiments
-
-
-def _words_of_experiment(name: Any, entries: Any) -> dict[str, str]:
-    if not isinstance(name, str):
-        raise ConfigError(f"an experiment's name is text, not {name!r:.60}; write it in quotes, as '{name!s:.60}'")
-    if not _NAME.fullmatch(name):
-        raise ConfigError("an experiment's name is a directory: use letters, digits, _, -, + and =, and not run_N")
-    if not isinstance(entries, Mapping):
-        raise ConfigError(f"an experiment needs the form {{key: value}}, not {str(entries)[:60]}")
-    for key in ("experiments", *STUDY_KEYS):
-        if key in entries:
-            raise ConfigError(f"{key} is for the whole study; set it beside experiments:")
-    return _words(entries)
-
-
-def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
-    """Entries of a YAML file as words of a command line; `sweep: {KEY: values}` is sweep.KEY."""
-    words: dict[str, str] = {}
-    for key, value in entries.items():
-        of_grid = key in (SWEEP[:-1], ZIP[:-1], SEARCH[:-1])
-        if of_grid and not isinstance(value, Mapping):
-            form = "KEY: uniform(LOW,HIGH)" if key == SEARCH[:-1] else "KEY: [value, value]"
-            raise ConfigError(f"{key} needs the form {{{form}}}, not {str(value)[:60]}")
-        for name, each in [(f"{key}.{name}", each) for name, each in value.items()] if of_grid else [(str(key), value)]:
-            if name in words:
-                raise ConfigError(f"{name} is set twice: {words[name]:.60} and {_text(name, each):.60}; remove one")
-            words[name] = _text(name, each)
-    return words
-
-
-def _text(name: str, value: Any) -> str:
-    """A value of a YAML file as on the command line: lists without quotes, and what environments get as JSON."""
-    key = bare_key(name)
-    if key != name and isinstance(value, list):
-        values = [_text(key, each) for each in value]
-        for text in values:
-            if len(split_values(text)) > 1:
-                raise ConfigError(f"{name}: the value {text} has a comma; write it in brackets, [{text}]")
-        return ",".join(values)
-    if key != name and isinstance(value, str):
-        return value
-    if "env_kwargs" in key.split("."):
-        return value if isinstance(value, str) and _means_itself(value) else json.dumps(value, default=str)
-    if isinstance(value, list):
-        return f"[{','.join(_text(key, each) for each in value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _means_itself(text: str) -> bool:
-    try:
-        return bool(parse_yaml(text) == text)
-    except ValueError:
-        return False
-
-
-def _override(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
-    """The words of both. What is above replaces every form of its key: KEY, sweep.KEY and zip.KEY, or repeats."""
-    replaced = {bare_key(name) for name in above} | ({REPEATS} if _SEEDS & above.keys() else set())
-    seeds = _SEEDS if REPEATS in above else set()
-    kept = {name: value for name, value in below.items() if bare_key(name) not in replaced and name not in seeds}
-    return kept | dict(above)
-
-
 def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: bool) -> tuple[list[str], Experiments]:
     """The command line and the experiments of a study, the adjustable words updated by those given now.
 
@@ -335,7 +290,7 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
         raise ConfigError(f"{directory} is the study of a script; run that script again with log_dir={directory}")
     command = [str(word) for word in command]
     experiments = content.get("experiments", {"": KeyValues(command).remaining})
-    if not _are_words(experiments):
+    if not are_words(experiments):
         raise ConfigError(f"{directory / FILE} is damaged; move it away and use another log_dir")
     for words in experiments.values():
         for name, text in words.items():
@@ -347,22 +302,3 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
             for value in values:
                 check_trusted({key: value}, str(directory / FILE), trust)
     return command, {name: words | dict(arguments) for name, words in experiments.items()}
-
-
-def _are_words(experiments: Any) -> bool:
-    return (
-        isinstance(experiments, dict)
-        and bool(experiments)
-        and all(name == "" or _NAME.fullmatch(name) for name in experiments)
-        and all(isinstance(words, dict) for words in experiments.values())
-        and all(isinstance(text, str) for words in experiments.values() for text in words.values())
-    )
-
-
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Put a name, if it is not empty, before the message of a ConfigError in the block."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}" if name else str(error)) from error

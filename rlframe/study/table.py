@@ -246,16 +246,16 @@ def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> lis
     for setting in dict.fromkeys(run.setting for run in runs):
         members = [run for run in runs if run.setting == setting]
         logs = [read_run(run.directory) for run in members if statuses[run.name].state == DONE]
-        in_all = (name for name in RETURNS if all(math.isfinite(_last(log, name)) for log in logs))
+        in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
         metric = next(in_all, RETURNS[-1])
-        scored = [log for log in logs if math.isfinite(_last(log, metric))]
-        steps = [_last(log, "env_steps") for log in scored]
+        scored = [log for log in logs if math.isfinite(last_finite(log, metric))]
+        steps = [last_finite(log, "env_steps") for log in scored]
         results.append(
             SettingResult(
                 setting=setting,
                 values={key: members[0].arguments.get(key, "") for key in keys},
                 metric=metric if scored else "",
-                scores=tuple(_last(log, metric) for log in scored),
+                scores=tuple(last_finite(log, metric) for log in scored),
                 env_steps=float(np.mean(steps)) if steps else math.nan,
                 n_failed=sum(statuses[run.name].state == FAILED for run in members),
             )
@@ -263,7 +263,7 @@ def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> lis
     return results
 
 
-def _last(log: RunData, column: str) -> float:
+def last_finite(log: RunData, column: str) -> float:
     """The last finite number of a column; nan if there is none."""
     values = log.columns.get(column, np.empty(0))
     finite = values[np.isfinite(values)]

@@ -9,7 +9,7 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.presets import load_preset
 from rlframe.launch import main
-from rlframe.study.sweep import read_experiments
+from rlframe.study.words import read_experiments
 
 SHORT = "env: CartPole-v1\nsampler: serial\nsampler.batch_T: 16\nrunner.n_steps: 512\neval.n_episodes: 1\n"
 

@@ -1,0 +1,123 @@
+"""added.jsonl, the runs that were added to a study one by one: a line of JSON each, in the study's directory.
+
+`python -m rlframe.study DIR add` appends a line. The queue of the study reads the new ones when a slot is free, and all
+of them when the study is continued.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import append, open_to_append, parse_json, read_regular_file
+from rlframe.study.plan import MAX_RUNS, PlannedRun
+from rlframe.study.queue import MoreRuns
+from rlframe.study.record import size_and_time
+
+ADDED_FILE = "added.jsonl"
+_SETTING = re.compile(r"(\w[\w+=.,-]*(/\w[\w+=.,-]*)?)?")  # no path that leads out of the study
+_MAX_NAME, _MAX_ID = 500, 10**15
+
+
+@dataclass(frozen=True)
+class Added:
+    """A run of a grid; or a trial of a search, whose arguments are values of searched keys alone."""
+
+    setting: str  # directory within the study; empty for a trial
+    run_ID: int
+    arguments: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its directory within the study."""
+        return f"{self.setting}/run_{self.run_ID}" if self.setting else f"run_{self.run_ID}"
+
+
+def append_added(directory: Path, added: Added) -> None:
+    """Add a run. Raises ConfigError if the file is a link, OSError on a disk error; then nothing is added."""
+    with closing(open_to_append(directory / ADDED_FILE)) as file:
+        append(file, f"{json.dumps(vars(added))}\n")
+
+
+def read_added(directory: Path) -> list[Added]:
+    """The runs that were added to a study, in order; a line that is being written is left out.
+
+    Raises:
+        ConfigError: the file is damaged, or no regular file.
+    """
+    path = directory / ADDED_FILE
+    if not path.exists():
+        return []
+    lines = read_regular_file(path).split(b"\n")[:-1]
+    try:
+        if len(lines) > MAX_RUNS:
+            raise ValueError(f"{len(lines):,} lines, more than the limit of {MAX_RUNS:,}")
+        return [_read_line(line) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {printable(str(error)[:200])}; remove the wrong line") from None
+
+
+def _read_line(line: bytes) -> Added:
+    content = parse_json(line)
+    setting, run_id, arguments = content["setting"], content["run_ID"], content["arguments"]
+    if not isinstance(setting, str) or len(setting) > _MAX_NAME or not _SETTING.fullmatch(setting):
+        raise ValueError("setting is not a folder of the study")
+    if type(run_id) is not int or not 0 <= run_id < _MAX_ID:
+        raise ValueError("run_ID is not a whole number")
+    if not isinstance(arguments, dict) or not all(isinstance(text, str) for text in arguments.values()):
+        raise ValueError("arguments are not words")
+    return Added(setting, run_id, arguments)
+
+
+class AddedFile:
+    """Reads the lines that are new since the last time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._stat, self._n = directory, (0, 0), 0
+
+    def new(self) -> list[tuple[int, Added]]:
+        """The new lines with their indices; none, and a warning once, while the file is damaged."""
+        stat = size_and_time(self._directory / ADDED_FILE)
+        if stat == self._stat:
+            return []
+        self._stat = stat
+        try:
+            lines = read_added(self._directory)
+        except ConfigError as error:
+            warn(str(error))
+            return []
+        start, self._n = self._n, max(self._n, len(lines))
+        return list(enumerate(lines))[start:]
+
+
+def warn(text: str) -> None:
+    """Print a warning; the queue goes on."""
+    print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
+
+
+class AddedRuns(MoreRuns):
+    """The runs that are added to a study while its queue runs."""
+
+    def __init__(self, directory: Path, make_run: Callable[[Added], PlannedRun], known: Sequence[PlannedRun]) -> None:
+        """Args:
+        make_run: raises ConfigError for one that must not be run.    known: runs that are in the study already.
+        """
+        self._file, self._make_run = AddedFile(directory), make_run
+        self._known = {run.name for run in known}
+
+    def more(self) -> list[PlannedRun]:
+        found = []
+        for _, added in self._file.new():
+            try:
+                run = self._make_run(added)
+            except ConfigError as error:
+                warn(str(error))
+                continue
+            if run.name not in self._known:
+                self._known.add(run.name)
+                found.append(run)
+        return found

@@ -1,0 +1,56 @@
+"""`rlframe.run_study`: a study from Python whose runs are trainings by `rlframe.launch`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlframe.core.errors import ConfigError
+from rlframe.experiment.train import check_words
+from rlframe.study.overview import StudyOverview, read_study
+from rlframe.study.plan import REPEATS, SEARCH, SWEEP, bare_key, setting_names
+from rlframe.study.search import SEARCH_KEYS
+from rlframe.study.study import check_not_imported, execute, words_of_variant
+from rlframe.study.sweep import plan_study
+from rlframe.study.words import STUDY_KEYS, Experiments, is_name
+
+_COMMAND = (sys.executable, "-m", "rlframe.launch")
+_OF_STUDY = {*STUDY_KEYS, *SEARCH_KEYS}
+
+
+def train_variants(
+    variants: Sequence[Mapping[str, Any]], shared: Mapping[str, Any], seeds: Sequence[int], search: Mapping[str, str]
+) -> StudyOverview:
+    """Train every variant with every seed, or search; see rlframe.run_study.
+
+    Args:
+        shared: settings of all variants, and those of the study: log_dir, affinity, retries, n_runs and so on.
+    """
+    check_not_imported()
+    words = words_of_variant(shared, _COMMAND)
+    experiments = _experiments([words_of_variant(each, _COMMAND) for each in variants], words, seeds, search)
+    command = [f"{key}={text}" for key, text in words.items()]
+    study, slots, options = plan_study(command, experiments, check_words, trust=False)
+    execute(replace(study, resume_hint=f"log_dir={study.directory} in the same call"), slots, options)
+    return read_study(study.directory)
+
+
+def _experiments(
+    variants: Sequence[Mapping[str, str]], shared: Mapping[str, str], seeds: Sequence[int], search: Mapping[str, str]
+) -> Experiments:
+    """An experiment for each variant, as of a study in a file."""
+    if not variants or not seeds:
+        raise ConfigError(f"a study needs at least one variant and one seed, not {len(variants)} and {len(seeds)}")
+    for key in (key for each in variants for key in each):
+        if key in (*_OF_STUDY, REPEATS, "seed") or bare_key(key) != key:
+            raise ConfigError(f"a variant sets {key:.60}, which is for the whole study; give it to run_study itself")
+    for k, each in enumerate(variants):
+        if each in variants[:k]:
+            raise ConfigError(f"variants {variants.index(each)} and {k} are the same; remove one")
+    every = {f"{SWEEP}seed": ",".join(map(str, seeds)), **{f"{SEARCH}{key}": text for key, text in search.items()}}
+    common = {key for key in variants[0] if all(each.get(key) == variants[0][key] for each in variants)}
+    changed = [{key: text for key, text in each.items() if key not in common} for each in variants]
+    names = [name if is_name(name) else f"variant_{k}" for k, name in enumerate(setting_names(changed))]
+    if len(variants) == 1:
+        names = [""]
+    return {name: {**shared, **each, **every} for name, each in zip(names, variants, strict=True)}

@@ -1,0 +1,83 @@
+"""rlframe.run_study trains variants by launch, and returns their scores; wrong settings start nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlframe
+from rlframe.core.errors import ConfigError
+from rlframe.launch import main
+
+SHORT = {
+    "env": "CartPole-v1",
+    "sampler": "serial",
+    "sampler.batch_T": 16,
+    "eval.n_episodes": 1,
+    "affinity": "none",
+    "n_steps": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("variants", "settings", "says"),
+    [
+        ([{"algo": "ppoo"}], {}, "did you mean ppo"),
+        (
+            [{"algo": "ppo"}, {"algo": "ppo", "algo.clop": 1}],
+            {},
+            "clop=1/run_0: unknown key algo.clop; did you mean algo.clip",
+        ),
+        ([], {}, "at least one variant and one seed, not 0 and 1"),
+        ([{}], {"seeds": []}, "at least one variant and one seed, not 1 and 0"),
+        ([{"seed": 3}], {}, "a variant sets seed, which is for the whole study"),
+        ([{"algo.clip": 0.1}, {"algo.clip": 0.1}], {}, "variants 0 and 1 are the same"),
+        ([{}], {"n_runs": 3}, "n_runs=3 is for a search"),
+        ([{}], {"search": {"algo.clip": "unifrom(0,1)"}}, "did you mean uniform"),
+        ([{"algo": "ppo"}, {"algo": "a2c"}], {"search": {"algo.discount": "uniform(0,1)"}}, "a search is of one"),
+        ([{"env": lambda: None}], {}, "has no name in other programs"),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_wrong_settings_start_nothing(
+    variants: list[dict[str, Any]], settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rlframe.run_study(variants, **{**SHORT, "log_dir": tmp_path / "x", **settings})
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_variants_are_trained_scored_and_continued(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    variants = [{"algo": "ppo", "model": {"hidden": [8]}}, {"algo": "a2c", "algo.learning_rate": 1e-3}]
+    study = rlframe.run_study(variants, seeds=range(2), log_dir=tmp_path, **SHORT)
+    assert [(row["algo"], row["seed"], row["state"]) for row in study.runs] == [
+        ("ppo", 0, "done"),
+        ("ppo", 1, "done"),
+        ("a2c", 0, "done"),
+        ("a2c", 1, "done"),
+    ]
+    assert all(row["score"] > 0 for row in study.runs)
+    assert set(study.curves()["run"]) == {row["run"] for row in study.runs}
+    again = rlframe.run_study(variants, seeds=range(3), log_dir=tmp_path, **SHORT)
+    assert [row["score"] for row in again.runs if row["seed"] < 2] == [row["score"] for row in study.runs]
+    assert "4 already done" in capfd.readouterr().out
+    assert main([f"resume={tmp_path}", "dry_run=true"]) == 0, "and launch continues it"
+
+
+@pytest.mark.slow
+def test_a_search_from_python(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    search = {"algo.clip": "uniform(0.1,0.3)"}
+    study = rlframe.run_study(search=search, seeds=[0, 1], n_runs=2, algo="ppo", log_dir=tmp_path, **SHORT)
+    assert [(row["setting"], row["seed"]) for row in study.runs] == [
+        ("trial_0", 0),
+        ("trial_0", 1),
+        ("trial_1", 0),
+        ("trial_1", 1),
+    ]
+    assert all(0.1 <= row["algo.clip"] <= 0.3 for row in study.runs)
+    assert study.search is not None
+    assert len(study.search.trials) == 2
