@@ -312,7 +312,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
     tune = job.tune_sampler and place.rank < experiment.n_samplers
     resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, threads)
     config = to_flat(whole_of(resolved.experiment, experiment))
-    with pinned(resolved.affinity.master), _join(resolved, place) as ranks:
+    with env_vars_set(share.env_vars), pinned(resolved.affinity.master), _join(resolved, place) as ranks:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
         state = _common_state(found, ranks) if found else {}
