@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlframe.evaluation.policy import Policy
+    from rlframe.experiment.job import Job
     from rlframe.experiment.live_run import LiveRun
-    from rlframe.experiment.train import Job, TrainResult
+    from rlframe.experiment.train import TrainResult
     from rlframe.study.overview import StudyOverview
 
 __version__ = "0.1.0"
@@ -35,9 +36,9 @@ def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
         Interrupted: Ctrl-C stopped it; a snapshot was written, and resume= continues the run.
     """
     keys = _keys(algo, env, n_steps, settings)
-    from rlframe.experiment import fetch, train
+    from rlframe.experiment import fetch, job, train
 
-    return train.train(train.place_job(train.read_job(fetch.with_fetched(keys)))[0])
+    return train.train(job.place_job(job.read_job(fetch.with_fetched(keys)))[0])
 
 
 def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "LiveRun":
@@ -75,8 +76,9 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     log_dir = str(settings.pop("log_dir", ""))
     settings.setdefault("sync", "")  # the state's own is that of another run
     keys = _keys("", "", n_steps, {"resume": str(path), **settings})
+    from rlframe.experiment.job import read_job
     from rlframe.experiment.resumable import check_fits_state
-    from rlframe.experiment.train import live_run, read_job
+    from rlframe.experiment.train import live_run
 
     return live_run(read_job(keys, check_fits_state), log_dir)
 
@@ -141,7 +143,7 @@ def log(name: str, value: Any) -> None:
 
 def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job":
     keys = _keys(algo, env, n_steps, settings)
-    from rlframe.experiment.train import read_job
+    from rlframe.experiment.job import read_job
 
     return read_job(keys)
 

@@ -69,8 +69,8 @@ def main(argv: list[str]) -> int:
 
 def _help(argv: list[str]) -> int:
     with gc_paused(), ending_at_ctrl_c():
+        from rlframe.experiment.job import read_job
         from rlframe.experiment.keys import describe_keys
-        from rlframe.experiment.train import read_job
 
     described = describe_keys(read_job(KeyValues(argv).remaining).experiment)
     print(f"{_USAGE}\npresets: {', '.join(preset_names())}\n\n{described}")
@@ -79,8 +79,8 @@ def _help(argv: list[str]) -> int:
 
 def _show(argv: list[str]) -> int:
     with gc_paused(), ending_at_ctrl_c():
+        from rlframe.experiment.job import read_job
         from rlframe.experiment.keys import show_keys
-        from rlframe.experiment.train import read_job
 
     job = read_job(with_default(KeyValues(argv).remaining))
     print(show_keys(job.experiment, job.sources))
@@ -107,8 +107,9 @@ def _launch_with(words: KeyValues) -> int:
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.fetch import with_fetched
+        from rlframe.experiment.job import check_words, place_job, read_job
         from rlframe.experiment.settings import to_flat
-        from rlframe.experiment.train import check_words, describe_job, place_job, read_job, train
+        from rlframe.experiment.train import describe_job, train
         from rlframe.experiment.trust import foreign
         from rlframe.record.remote import is_uri
         from rlframe.study.process import run_with_retries

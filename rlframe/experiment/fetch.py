@@ -13,7 +13,7 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError, ReadableError, describe, printable, shortened
 from rlframe.core.files import MAX_BYTES, check_free_space
-from rlframe.experiment.train import read_job
+from rlframe.experiment.job import read_job
 from rlframe.record.context import new_directory
 from rlframe.record.directory import LOCK_FILE, PARAMS, add_choices
 from rlframe.record.mirror import SNAPSHOTS, is_complete

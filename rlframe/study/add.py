@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.experiment.train import check_words
+from rlframe.experiment.job import check_words
 from rlframe.experiment.trust import foreign
 from rlframe.study.added import Added, append_added
 from rlframe.study.overview import StudyOverview, read_study

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.train import check_words
+from rlframe.experiment.job import check_words
 from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, bare_key, setting_names
 from rlframe.study.search import SEARCH_KEYS

@@ -15,8 +15,8 @@ from rlframe.core.files import read_json
 from rlframe.experiment import build, compilation
 from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.hardware import resolve
+from rlframe.experiment.job import read_job
 from rlframe.experiment.settings import from_flat
-from rlframe.experiment.train import read_job
 from rlframe.record.snapshot import load_newest
 from tests.algos.test_cuda_graph import made
 

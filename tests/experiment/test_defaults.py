@@ -8,8 +8,8 @@ from rlframe.algos import a2c, ddpg, dqn, es, ppo, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
 from rlframe.experiment.config import check_parts
+from rlframe.experiment.job import read_job
 from rlframe.experiment.settings import to_flat
-from rlframe.experiment.train import read_job
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 

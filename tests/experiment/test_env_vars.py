@@ -11,9 +11,9 @@ import pytest
 
 import rlframe
 from rlframe.core.errors import ConfigError
+from rlframe.experiment.job import read_job
 from rlframe.experiment.presets import early_env_vars
 from rlframe.experiment.settings import from_flat, to_flat
-from rlframe.experiment.train import read_job
 from rlframe.launch import main
 from rlframe.system.env_vars import current_env_vars, env_vars_set
 

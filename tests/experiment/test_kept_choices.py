@@ -13,7 +13,8 @@ from rlframe import launch
 from rlframe.core.config import AUTO
 from rlframe.experiment import hardware
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.train import _as_before, read_job
+from rlframe.experiment.job import read_job
+from rlframe.experiment.train import _as_before
 from rlframe.experiment.tuning import Way
 from rlframe.samplers import auto, cpu, serial
 from rlframe.system.distributed import RankInfo

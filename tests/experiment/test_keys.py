@@ -2,10 +2,10 @@
 
 import pytest
 
+from rlframe.experiment.job import read_job
 from rlframe.experiment.keys import KINDS, keys_of
 from rlframe.experiment.presets import preset_names
 from rlframe.experiment.settings import from_flat, to_flat
-from rlframe.experiment.train import read_job
 from rlframe.launch import main
 
 SMALL = [

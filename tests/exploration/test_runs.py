@@ -19,9 +19,9 @@ from rlframe.core.types import BatchSpec
 from rlframe.critics import ExpectedValue
 from rlframe.deploy.load import load_policy
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment.job import read_job
 from rlframe.experiment.keys import show_keys
 from rlframe.experiment.settings import from_flat, merge, to_flat
-from rlframe.experiment.train import read_job
 from rlframe.exploration import (
     BoltzmannConfig,
     EpsilonConfig,

@@ -1,0 +1,209 @@
+"""Job: the run that keys of the command line describe, checked and placed on ranks before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from rlframe.core.command_line import KeyValues
+from rlframe.core.config import AUTO
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
+from rlframe.data.writing import check_free
+from rlframe.experiment import hardware
+from rlframe.experiment.build import choose_device
+from rlframe.experiment.compilation import compiled_as
+from rlframe.experiment.config import Experiment, for_ranks, share_of
+from rlframe.experiment.defaults import algorithm_defaults
+from rlframe.experiment.limits import check_machine
+from rlframe.experiment.objects import recorded
+from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for, with_default
+from rlframe.experiment.resumable import CheckResumed, check_same_run
+from rlframe.experiment.settings import from_flat, long_keys, merge
+from rlframe.experiment.trust import NEW_WEIGHTS, check_sync, check_trusted, read_config
+from rlframe.kernels.device import choose_precision
+from rlframe.record.loggers import check_loggers
+from rlframe.record.remote import check_uri
+from rlframe.runners.recording import named_for
+from rlframe.system.distributed import rank_from_environment
+
+_CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
+_CANDIDATES = ("serial", "cpu", "gpu")  # of sampler=auto
+_NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
+
+Source = tuple[str, Mapping[str, Any]]  # a name for --show, and the keys that it gives
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train."""
+
+    experiment: Experiment
+    resume: str  # its run directory, if it is resumed
+    tune_sampler: bool  # measure all samplers
+    notes: tuple[str, ...]  # where its settings come from, for the log
+    sources: tuple[Source, ...]  # of its settings, the first has precedence
+    threads: int = 0  # that the resumed run chose for threads=auto; 0: none
+
+
+def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_run) -> Job:
+    """The run that keys of the command line describe, with the preset or the resumed run below them.
+
+    Below these are the defaults of the algorithm, but for a resumed run, which has a value for every key.
+
+    Args:
+        check_resumed: raises ConfigError for keys that a resumed run cannot take.
+    Raises:
+        ConfigError: an unknown key or a wrong value; a preset or run that does not exist or needs trust=true.
+    """
+    control = KeyValues(f"{key}={keys[key]}" for key in _CONTROL if key in keys)
+    for key in ("resume", "experiment"):
+        if keys.get(key) == "":
+            raise ConfigError(f"{key}= is empty, perhaps an unset shell variable; give a value, or leave {key} out")
+    keys = {key: value for key, value in keys.items() if key not in _CONTROL}
+    resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
+    tune = control.flag("tune_sampler")
+    if preset == AUTO_PRESET:
+        preset = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
+    base, notes = _resumed(resume, keys, trust, check_resumed) if resume else _preset(preset, keys, trust)
+    if resume and not tune:
+        keys, kept = _without_auto(keys, base)
+        notes = (*notes, *kept)
+    if dropped := merge(base, keys)[1]:
+        given = long_keys(base)
+        notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
+    below = ("", {}) if resume else algorithm_defaults(base, keys)
+    sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
+    chosen = choices_made(Path(resume)) if resume else {}
+    experiment = compiled_as(chosen, from_flat(below[1], base, keys))
+    return Job(experiment, resume, tune, notes, sources, chosen.get("threads", 0))
+
+
+def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if not preset:
+        return {}, _presets_to_take(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
+    config = load_preset(preset)
+    if study := load_study(preset):
+        entries = ", ".join(sorted(set(study) - set(config)))
+        raise ConfigError(
+            f"experiment={preset} is a study of several runs, as it has {entries}; start it with "
+            f"python -m rlframe.launch experiment={preset}, or remove these entries"
+        )
+    if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
+        config.pop("sync", None)  # of that run
+        check_trusted(config, preset, trust, NEW_WEIGHTS)
+        config.pop("log_dir", None)
+    return config, (f"experiment={preset}",)
+
+
+def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
+    """A line that names the presets for the algorithm on the environment, or else those of other algorithms."""
+    if names := presets_for(env, algo):
+        best, others = names[0], [f"experiment={name}" for name in names[1:]]
+        also = f"; others: {', '.join(others)}" if others else ""
+        return (f"experiment={best} is a preset for algo={algo} on {env}, and what experiment=auto takes{also}",)
+    others = [f"experiment={name}" for name in presets_for(env)]
+    return (f"presets for this environment: {', '.join(others)}",) if others else ()
+
+
+def _resumed(
+    resume: str, keys: Mapping[str, Any], trust: bool, check_resumed: CheckResumed
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    path = Path(resume) / "params.json"
+    if not path.is_file():
+        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory on this machine")
+    given = long_keys(keys)
+    config = recorded(read_config(path, trust, given), given, str(path))
+    check_sync(config, given, str(path), trust)
+    check_resumed(resume, config, given)
+    missing = [key for key in _NEEDED if key not in config]
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}: a script wrote it, so resume the run from that script")
+    return config, (f"resuming {resume}",)
+
+
+def _without_auto(keys: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Keys of a resumed run but sampler=auto and sampler.n_workers=auto, which it has settled; and notes of these."""
+    settled = {key: base[key] for key in ("sampler", "sampler.n_workers") if keys.get(key) == "auto" and key in base}
+    left_out = {key: value for key, value in settled.items() if value != "auto"}
+    notes = [
+        f"{key}=auto: {value}, as before, since another may round otherwise; name one to change it"
+        for key, value in left_out.items()
+    ]
+    return {key: value for key, value in keys.items() if key not in left_out}, tuple(notes)
+
+
+def choices_made(run: Path) -> dict[str, Any]:
+    """What a run chose for settings that were auto, as `hardware.choices_of`; without entries that cannot be so."""
+    found = read_json(run / "params.json").get("chosen")
+    chosen = found if isinstance(found, dict) else {}
+    kept = {
+        "threads": type(chosen.get("threads")) is int,
+        "sampler": chosen.get("sampler") in _CANDIDATES,
+        "compile": chosen.get("compile") in ("true", "false"),
+    }
+    return {key: chosen[key] for key, valid in kept.items() if valid}
+
+
+def _check_record(job: Job) -> None:
+    """Raise ConfigError unless its loggers, its dataset, and the place that it is copied to, can be used here."""
+    check_loggers((c := job.experiment).loggers)
+    check_uri(c.sync, "sync")
+    if c.record and not job.resume:
+        check_free(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
+
+
+def check_job(job: Job) -> Experiment:
+    """The experiment of a job that a study queues.
+
+    Raises:
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, the machine is too small, or a
+            logger does not exist.
+    """
+    if job.experiment.learners == AUTO:
+        raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
+    _check_record(job)
+    experiment = for_ranks(job.experiment, job.experiment.world_size)
+    check_machine(experiment, experiment.n_ranks)
+    share_of(experiment, rank=0)
+    return experiment
+
+
+def check_words(words: Mapping[str, str]) -> Experiment:
+    """The experiment of the words of a launch that a study queues; raises ConfigError as `check_job` and `read_job`."""
+    return check_job(read_job(with_default(words)))
+
+
+def place_job(job: Job) -> tuple[Job, int]:
+    """The job for the ranks that train it, and the number of those on this machine.
+
+    Raises:
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
+            fit, or a logger does not exist.
+    """
+    _check_record(job)
+    place = rank_from_environment()
+    started = place.world_size > 1  # by torchrun
+    experiment, notes = job.experiment, job.notes
+    if experiment.learners == AUTO and started:
+        experiment = chz.replace(experiment, learners=1)
+    elif experiment.learners == AUTO:
+        experiment, reason = hardware.choose_learners(experiment)
+        notes = (*notes, *filter(None, [reason]))
+    experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
+    n_here = place.local_world_size if started else experiment.n_ranks
+    check_machine(experiment, n_here)
+    device = choose_device(experiment.device, hardware.affinity_of(experiment, 0, n_here).gpus)
+    share_of(experiment, rank=0)
+    if experiment.learners > 1 and device.type != "cpu":
+        raise ConfigError(f"learners={experiment.learners} divides work among CPU cores; use learners=1 with {device}")
+    precision = choose_precision(experiment.precision, device)  # the same on all ranks
+    if place.max_restarts and not (job.resume or experiment.log_dir):
+        raise ConfigError(
+            f"--max-restarts={place.max_restarts}: restarted ranks continue their run; give log_dir=DIR, where it is"
+        )
+    return replace(job, experiment=chz.replace(experiment, precision=precision), notes=notes), n_here
