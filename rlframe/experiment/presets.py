@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml, read_json, read_regular_file
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
-_OF_STUDY = ("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric")
+_OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric", "pbt"),)
 _OF_PRESET = ("command", "expect", "measured")  # beside `config:`, what its author claims and measured
 
 
