@@ -148,7 +148,7 @@ def first_members(plan: PbtPlan) -> list[Member]:
 def next_members(plan: PbtPlan, number: int, members: Sequence[Member]) -> list[Member]:
     """What members copy and try after interval `number`, from 1; the same for the same arguments.
 
-    A member without a score copies another one; one of the worst does if its score is lower than the other's.
+    The worst copy even if their scores are equal to those of the best, so that the settings go on to change.
 
     Args:
         members: with their scores and env_steps at the end of the interval.
@@ -161,8 +161,8 @@ def next_members(plan: PbtPlan, number: int, members: Sequence[Member]) -> list[
     found = []
     for k, member in enumerate(members):
         rng = generator(plan.seed, Role.ALGO, number, k)
-        donor = int(rng.choice(best)) if best and k in worst else k
-        if scores[k] < scores[donor]:
+        if best and k in worst:
+            donor = int(rng.choice(best))
             settings = {
                 key: changed(plan.space[key], x, plan.resample, rng) for key, x in members[donor].settings.items()
             }

@@ -1,0 +1,120 @@
+"""A run that takes over the snapshot of another one continues as that one would, bit for bit, or with changed settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlframe import launch
+from rlframe.algos.changed import keeping
+from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.record.branch import branch, change_settings, changes_of, copy_newest_snapshot
+from rlframe.record.directory import DirectoryLock
+from rlframe.record.snapshot import list_snapshots, load_snapshot, save_snapshot
+from tests.runners.resumed import assert_runs_equal, count_equal, last_state, log, words
+
+PPO = "algo=ppo env=CartPole-v1 model.hidden=[8] sampler=serial sampler.batch_T=16 sampler.batch_B=2 algo.minibatches=2"
+PPO += " algo.epochs=2 runner.n_steps=512 runner.log_interval_steps=128 eval.n_episodes=1"
+DQN = "algo=dqn env=CartPole-v1 model.hidden=[8] sampler=serial sampler.batch_T=4 sampler.batch_B=2 replay.size=400"
+DQN += (
+    " algo.learning_starts=64 algo.prioritized=true runner.n_steps=512 runner.log_interval_steps=128 eval.n_episodes=1"
+)
+SAC = (
+    DQN.replace("dqn", "sac")
+    .replace("CartPole", "Pendulum")
+    .replace("algo.prioritized=true", "")
+    .replace("-v1 ", "-v1 ")
+)
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in (DQN, SAC)]
+CASES = [PPO, *SLOW]
+
+
+def started(case: str, directory: Path, *more: str) -> Path:
+    """A run in `directory` that stopped at the end of an interval."""
+    assert launch.main([*words(case, directory), *more, "stop=env_steps >= 256"]) == 0
+    return directory / "run_0"
+
+
+def finished(run: Path) -> Path:
+    assert launch.main([f"resume={run}", "stop="]) == 0
+    return run
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.split()[0])
+def test_a_member_that_goes_on_and_one_that_copies_it_are_equal_to_a_run_without_intervals(
+    case: str, tmp_path: Path
+) -> None:
+    assert launch.main(words(case, tmp_path / "whole")) == 0
+    whole, donor = tmp_path / "whole/run_0", started(case, tmp_path / "donor")
+    member = started(case, tmp_path / "member", "seed=5", "algo.discount=0.9")
+    before = log(member)[:2]
+    branch(member, donor, {}, {"env_steps": 256, "changed": []})
+    assert_runs_equal(whole, finished(donor))
+    finished(member)
+    assert count_equal(last_state(whole), last_state(member), "state") > 5
+    own = log(member)
+    assert own[:2] == before, "the log is that of the member before it copied"
+    later = [row for row in log(whole) if int(row["env_steps"]) > 300]
+    assert own[-len(later) :] == later
+    config = json.loads((member / "params.json").read_text())["config"]
+    assert (config["algo.discount"] == 0.9, config["seed"]) == (False, 0)
+    assert config["log_dir"] == str(tmp_path / "member")
+
+
+def test_changed_numbers_hold_from_the_copied_snapshot_on(tmp_path: Path) -> None:
+    donor, member = started(PPO, tmp_path / "donor"), started(PPO, tmp_path / "member", "seed=5")
+    note = {"env_steps": load_snapshot(donor)[1]["env_steps"], "changed": ["algo.learning_rate"]}
+    branch(member, donor, {"algo.learning_rate": 7e-6}, note)
+    finished(member)
+    rates = [float(row["algo/learning_rate"]) for row in log(member) if row["algo/learning_rate"]]
+    assert rates[-1] == 7e-6
+    assert rates[0] > 1e-4
+    assert changes_of(member) == [note]
+
+
+def test_a_copy_replaces_later_snapshots_and_links_its_files(tmp_path: Path) -> None:
+    state = {"x": torch.arange(600_000)}
+    for env_steps in (100, 200):
+        save_snapshot(tmp_path / "donor/snapshot", {**state, "at": env_steps}, {"env_steps": env_steps})
+    for env_steps in (150, 200, 300):
+        save_snapshot(tmp_path / "run/snapshot", {"at": "own"}, {"env_steps": env_steps})
+    (tmp_path / "run/snapshot/best").symlink_to("step_000000000300")
+    target = copy_newest_snapshot(tmp_path / "donor", tmp_path / "run")
+    assert [each.name for each in list_snapshots(tmp_path / "run/snapshot")] == ["step_000000000150", target.name]
+    assert load_snapshot(tmp_path / "run")[0]["at"] == 200
+    assert os.readlink(tmp_path / "run/snapshot/last") == target.name
+    assert not (tmp_path / "run/snapshot/best").is_symlink()
+    (chunk,) = list((target / "chunks").iterdir())[:1]
+    assert chunk.stat().st_nlink > 1
+    with pytest.raises(SnapshotError, match="has no snapshot that can be copied"):
+        copy_newest_snapshot(tmp_path / "nothing", tmp_path / "run")
+
+
+def test_a_run_that_a_process_has_is_not_changed(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path, "a run", "log_dir")
+    with pytest.raises(ConfigError, match="is in use by a run"):
+        change_settings(tmp_path, {"stop": ""})
+    lock.close()
+
+
+def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_loaded() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    saved = torch.optim.AdamW([parameter], lr=1e-3, weight_decay=0.1).state_dict()
+
+    def loaded(*changed: str) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW([parameter], lr=2e-3, weight_decay=0.2)
+        algo: Any = SimpleNamespace(unwrapped=SimpleNamespace(optimizer=optimizer))
+        with keeping(algo, changed):
+            optimizer.load_state_dict(saved)
+        group: dict[str, Any] = optimizer.param_groups[0]
+        return {name: group[name] for name in ("lr", "weight_decay")}
+
+    assert loaded() == {"lr": 1e-3, "weight_decay": 0.1}
+    assert loaded("algo.learning_rate") == {"lr": 2e-3, "weight_decay": 0.1}
+    assert loaded("algo.weight_decay", "algo.clip") == {"lr": 1e-3, "weight_decay": 0.2}
