@@ -25,7 +25,7 @@ _OF_PLACE = ("log_dir", "run_ID", "name")  # settings that a run keeps
 def branch(run: Path, donor: Path, settings: Mapping[str, Any], note: Mapping[str, Any]) -> None:
     """Give a run the newest snapshot of another, and that one's settings with these changed. Its logs stay.
 
-    `note` is added to `changes_of` it when all is done; after a kill on the way, do it again.
+    `note`, with the env_steps, is added to `changes_of` it when all is done; after a kill on the way, do it again.
 
     Raises:
         ConfigError: a process has the run's directory.    SnapshotError: the donor has no intact snapshot.
@@ -33,12 +33,12 @@ def branch(run: Path, donor: Path, settings: Mapping[str, Any], note: Mapping[st
     """
     run.mkdir(parents=True, exist_ok=True)
     with closing(DirectoryLock(run, "a run", "log_dir")):
-        copy_newest_snapshot(donor, run)
+        snapshot = copy_newest_snapshot(donor, run)
         theirs, own = read_json(donor / _PARAMS), read_json(run / _PARAMS) if (run / _PARAMS).is_file() else {}
         kept = {key: value for key, value in own.get("config", {}).items() if key in _OF_PLACE}
         params = {**theirs, **own, "config": {**theirs["config"], **kept}, "seed": theirs.get("seed")}
         params["chosen"] = theirs.get("chosen", {})
-        params[_CHANGES] = [*own.get(_CHANGES, []), dict(note)]  # of this run, not of the donor
+        params[_CHANGES] = [*own.get(_CHANGES, []), {"env_steps": env_steps_of(snapshot), **note}]  # of this run
         _write(run, params, settings)
 
 

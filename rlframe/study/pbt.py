@@ -125,8 +125,8 @@ def _check_runs(experiment: Experiment, interval: int) -> None:
     if experiment.snapshot_mode == "none":
         raise ConfigError("snapshot_mode=none: members of a population are continued from snapshots; use last")
     if experiment.stop or experiment.runner.target_score != math.inf:
-        key = f"stop={experiment.stop:.60}" if experiment.stop else "runner.target_score"
-        raise ConfigError(f"{key}: all members of a population train for runner.n_steps; remove it")
+        word = "stop=" if experiment.stop else "runner.target_score=inf"
+        raise ConfigError(f"all members of a population train for runner.n_steps, without stop or a target; set {word}")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_json, read_json, read_regular_file
 from rlframe.experiment.objects import long_key
+from rlframe.experiment.trust import foreign
 from rlframe.record.branch import branch, change_settings, changes_of
 from rlframe.record.directory import replace_file
 from rlframe.record.rank_state import env_steps_of, list_snapshots
@@ -44,7 +46,7 @@ class Population:
             ConfigError: the journal is damaged or that of another plan.
         """
         self.plan, self._path, self._runs, self._statuses = plan, directory / JOURNAL, list(runs), statuses
-        self._intervals = _read(self._path, plan)  # the members at the start of each, up to the one that is trained now
+        self._intervals = read_journal(self._path, plan)  # up to the one that is trained now
         if not self._intervals:
             self._intervals = [first_members(plan)]
             self._save()
@@ -74,11 +76,7 @@ class Population:
 
     def _in_leg(self, run: PlannedRun, member: Member, stop: str) -> PlannedRun:
         """A run with the settings of now, which also are those it would be started anew with."""
-        words = {
-            f"{key}={value}": f"{key}={member.settings[key]}"
-            for key, value in run.arguments.items()
-            if key in member.settings
-        }
+        words = {f"{key}={run.arguments[key]}": f"{key}={value}" for key, value in member.settings.items()}
         command = tuple(words.get(word, word) for word in run.command)
         return replace(run, command=(*command, stop), resume_command=(*run.resume_command, stop))
 
@@ -133,7 +131,6 @@ class Population:
             changed = [key for key, x in member.settings.items() if x != before[member.copied].settings[key]]
             note = {
                 "interval": self.number,
-                "env_steps": member.env_steps,
                 "copied": self._runs[member.copied].name,
                 "before": before[k].settings,
                 "settings": member.settings,
@@ -167,10 +164,10 @@ class Population:
         config = read_json(self._runs[best].directory / "params.json")["config"]
         config |= {long_key(key): _plain(x) for key, x in words.items()} | {"log_dir": "", "run_ID": 0, "stop": ""}
         replace_file(path, json.dumps({"config": config}, indent=2) + "\n")
-        return (
-            f"best: {self._runs[best].name}, {self.plan.column} {score:.6g}: {shown}\n"
-            f"train with these settings anew: python -m rlframe.launch experiment={path}"
-        )
+        trust = " trust=true" if foreign(config) else ""
+        again = f"python -m rlframe.launch experiment={shlex.quote(str(path))}{trust}"
+        found = f"best: {self._runs[best].name}, {self.plan.column} {score:.6g}: {shown}"
+        return f"{found}\ntrain anew with these settings: {again}"
 
     def _stems_from(self, k: int) -> list[Member]:
         """Member k and those that it stems from, oldest first, one for each interval."""
@@ -210,8 +207,12 @@ def _entry(member: Member) -> dict[str, Any]:
     return {**asdict(member), "score": None if math.isnan(member.score) else member.score}
 
 
-def _read(path: Path, plan: PbtPlan) -> list[list[Member]]:
-    """The intervals of a journal; none without one. A last line that was cut off is left out."""
+def read_journal(path: Path, plan: PbtPlan) -> list[list[Member]]:
+    """The members at the start of each interval; none without a journal. A last line that was cut off is left out.
+
+    Raises:
+        ConfigError: the journal is damaged or that of another plan.
+    """
     if not path.exists():
         return []
     lines = read_regular_file(path).splitlines(keepends=True)

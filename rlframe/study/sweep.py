@@ -36,6 +36,7 @@ from rlframe.study.plan import (
     read_grid,
     split_values,
 )
+from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
 from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_examples, read_distribution, read_space
@@ -138,6 +139,7 @@ def _with_population(
             )
     population = PbtPlan.read(words, checked[0])
     directory, template = place(checked), run_template(trust)
+    read_journal(directory / JOURNAL, population)  # raises ConfigError for that of another plan
     runs = []
     for k, member in enumerate(first_members(population)):
         seed = population.seed + k

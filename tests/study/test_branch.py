@@ -1,9 +1,10 @@
-"""A run that takes over the snapshot of another one continues as that one would, bit for bit, or with changed settings."""
+"""A run that takes over the snapshot of another one continues bit for bit as that one, or with changed settings."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +26,7 @@ DQN = "algo=dqn env=CartPole-v1 model.hidden=[8] sampler=serial sampler.batch_T=
 DQN += (
     " algo.learning_starts=64 algo.prioritized=true runner.n_steps=512 runner.log_interval_steps=128 eval.n_episodes=1"
 )
-SAC = (
-    DQN.replace("dqn", "sac")
-    .replace("CartPole", "Pendulum")
-    .replace("algo.prioritized=true", "")
-    .replace("-v1 ", "-v1 ")
-)
+SAC = DQN.replace("dqn", "sac").replace("CartPole", "Pendulum").replace("algo.prioritized=true", "")
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in (DQN, SAC)]
 CASES = [PPO, *SLOW]
 
@@ -39,6 +35,11 @@ def started(case: str, directory: Path, *more: str) -> Path:
     """A run in `directory` that stopped at the end of an interval."""
     assert launch.main([*words(case, directory), *more, "stop=env_steps >= 256"]) == 0
     return directory / "run_0"
+
+
+def with_values(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Without the empty cells of metrics that came later."""
+    return [{name: cell for name, cell in row.items() if cell} for row in rows]
 
 
 def finished(run: Path) -> Path:
@@ -53,15 +54,15 @@ def test_a_member_that_goes_on_and_one_that_copies_it_are_equal_to_a_run_without
     assert launch.main(words(case, tmp_path / "whole")) == 0
     whole, donor = tmp_path / "whole/run_0", started(case, tmp_path / "donor")
     member = started(case, tmp_path / "member", "seed=5", "algo.discount=0.9")
-    before = log(member)[:2]
-    branch(member, donor, {}, {"env_steps": 256, "changed": []})
+    before = with_values(log(member)[:2])
+    branch(member, donor, {}, {"changed": []})
     assert_runs_equal(whole, finished(donor))
     finished(member)
     assert count_equal(last_state(whole), last_state(member), "state") > 5
     own = log(member)
-    assert own[:2] == before, "the log is that of the member before it copied"
-    later = [row for row in log(whole) if int(row["env_steps"]) > 300]
-    assert own[-len(later) :] == later
+    assert with_values(own[:2]) == before, "the log is that of the member before it copied"
+    later = with_values(row for row in log(whole) if int(row["env_steps"]) > 300)
+    assert with_values(own[-len(later) :]) == later
     config = json.loads((member / "params.json").read_text())["config"]
     assert (config["algo.discount"] == 0.9, config["seed"]) == (False, 0)
     assert config["log_dir"] == str(tmp_path / "member")
@@ -69,13 +70,13 @@ def test_a_member_that_goes_on_and_one_that_copies_it_are_equal_to_a_run_without
 
 def test_changed_numbers_hold_from_the_copied_snapshot_on(tmp_path: Path) -> None:
     donor, member = started(PPO, tmp_path / "donor"), started(PPO, tmp_path / "member", "seed=5")
-    note = {"env_steps": load_snapshot(donor)[1]["env_steps"], "changed": ["algo.learning_rate"]}
+    note = {"changed": ["algo.learning_rate"]}
     branch(member, donor, {"algo.learning_rate": 7e-6}, note)
     finished(member)
     rates = [float(row["algo/learning_rate"]) for row in log(member) if row["algo/learning_rate"]]
     assert rates[-1] == 7e-6
     assert rates[0] > 1e-4
-    assert changes_of(member) == [note]
+    assert changes_of(member) == [{"env_steps": load_snapshot(donor)[1]["env_steps"], **note}]
 
 
 def test_a_copy_replaces_later_snapshots_and_links_its_files(tmp_path: Path) -> None:
@@ -103,12 +104,13 @@ def test_a_run_that_a_process_has_is_not_changed(tmp_path: Path) -> None:
     lock.close()
 
 
+@pytest.mark.slow
 def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_loaded() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    saved = torch.optim.AdamW([parameter], lr=1e-3, weight_decay=0.1).state_dict()
+    saved = torch.optim.SGD([parameter], lr=1e-3, weight_decay=0.1).state_dict()
 
     def loaded(*changed: str) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW([parameter], lr=2e-3, weight_decay=0.2)
+        optimizer = torch.optim.SGD([parameter], lr=2e-3, weight_decay=0.2)
         algo: Any = SimpleNamespace(unwrapped=SimpleNamespace(optimizer=optimizer))
         with keeping(algo, changed):
             optimizer.load_state_dict(saved)
