@@ -72,10 +72,6 @@ class PbtPlan:
         return int(self.n_members * self.quantile)
 
     @property
-    def n_intervals(self) -> int:
-        return -(-self.n_steps // self.interval_steps)
-
-    @property
     def sign(self) -> float:
         return -1.0 if self.metric.startswith("-") else 1.0
 
@@ -88,7 +84,7 @@ class PbtPlan:
         """The space, for the preview of a study."""
         lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]
         how = (
-            f"{self.n_intervals} intervals of {self.interval_steps:,} env_steps; after each, the worst "
+            f"every {self.interval_steps:,} env_steps, up to {self.n_steps:,}, the worst "
             f"{self.n_replaced} of {self.n_members} members by {self.metric} copy one of the best {self.n_replaced}"
         )
         return "\n".join([f"population-based training: {how}", *lines])

@@ -58,8 +58,9 @@ class Population:
 
     @property
     def _ends_at(self) -> int:
-        """env_steps at the end of this interval."""
-        return min(self.number * self.plan.interval_steps, self.plan.n_steps)
+        """env_steps at the end of this interval, which all members have before them: they may pass it by a batch."""
+        start = max(member.env_steps for member in self._intervals[-1])
+        return min((start // self.plan.interval_steps + 1) * self.plan.interval_steps, self.plan.n_steps)
 
     def leg(self) -> list[PlannedRun]:
         """The runs of all members up to the end of this interval; those that are not there yet wait.
@@ -91,7 +92,7 @@ class Population:
         There is none after the last, if a run has not reached the end of this one, or if no member has a score.
         """
         ended = [self._statuses[run.name].state in (DONE, FAILED) for run in self._runs]
-        if self.number >= self.plan.n_intervals or not all(ended):
+        if self._ends_at >= self.plan.n_steps or not all(ended):
             return False
         members = self._scored()
         if all(math.isnan(member.score) for member in members):
@@ -106,10 +107,13 @@ class Population:
     def _scored(self) -> list[Member]:
         """The members with the scores and env_steps that they have now."""
         found = []
-        for run, member in zip(self._runs, self._intervals[-1], strict=True):
+        for k, (run, member) in enumerate(zip(self._runs, self._intervals[-1], strict=True)):
+            env_steps, start = _env_steps(run), member.env_steps if self.number > 1 else -1
+            score = self._score(run, start)
+            if env_steps <= start:  # it had passed the end already
+                score = self._intervals[-1][member.copied if member.copied >= 0 else k].score
             failed = self._statuses[run.name].state == FAILED
-            score = math.nan if failed else self._score(run, member.env_steps if self.number > 1 else -1)
-            found.append(Member(member.settings, _env_steps(run), score))
+            found.append(Member(member.settings, env_steps, math.nan if failed else score))
         return found
 
     def _score(self, run: PlannedRun, start: int) -> float:
@@ -141,7 +145,7 @@ class Population:
 
     def describe(self) -> str:
         """This interval, and what changes before it, in lines."""
-        lines = [f"interval {self.number} of {self.plan.n_intervals}, to env_steps {self._ends_at:,}"]
+        lines = [f"interval {self.number}, to env_steps {self._ends_at:,} of {self.plan.n_steps:,}"]
         for run, member in zip(self._runs, self._intervals[-1], strict=True):
             if member.copied >= 0:
                 words = " ".join(f"{key}={value}" for key, value in member.settings.items())

@@ -224,6 +224,22 @@ def test_a_journal_whose_last_line_was_cut_decides_the_same_again(tmp_path: Path
         Study(tmp_path / "study", plan_of())
 
 
+def test_an_interval_ends_beyond_where_all_members_are_and_one_that_has_passed_it_keeps_its_score(
+    tmp_path: Path,
+) -> None:
+    study = Study(tmp_path / "study", plan_of(2, n_steps=300, quantile=0.5))
+    for run, end, score in zip(study.runs, (250, 310), (1.0, 2.0), strict=True):
+        save_snapshot(run.directory / "snapshot", {"place": np.full(2, START)}, {"env_steps": end})
+        write_params(run.directory / "params.json", {"algo.h": 0.5})
+        (run.directory / "progress.csv").write_text(f"env_steps,eval/return_mean\n{end},{score}\n")
+    study.train()
+    assert study.population.advance()
+    assert "interval 2, to env_steps 300 of 300\n  member_0/run_0 copies member_1/run_1" in study.population.describe()
+    study.train()
+    assert not study.population.advance()
+    assert "best: member_0/run_0, eval/return_mean 2:" in study.population.describe_best()
+
+
 def test_a_failed_member_is_replaced_and_a_member_that_was_interrupted_is_waited_for(tmp_path: Path) -> None:
     study = Study(tmp_path / "study", plan_of())
     study.train(failing="member_2/run_2")
@@ -288,6 +304,6 @@ def test_a_dry_run_shows_the_members_and_the_plan(tmp_path: Path, capsys: pytest
     words = [*SHORT, "search.algo.epochs=int(1,4)", "searcher=pbt", "n_runs=4", f"log_dir={tmp_path}/s", "dry_run=true"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "10 intervals of 100 env_steps; after each, the worst 1 of 4 members by eval/return_mean copy" in said
+    assert "every 100 env_steps, up to 1,000, the worst 1 of 4 members by eval/return_mean copy" in said
     assert all(f"member_{k}/run_{k}" in said for k in range(4))
     assert not (tmp_path / "s").exists()
