@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import Part, known_keys
-from rlframe.core.schedule import Scheduled
+from rlframe.core.schedule import accepts_schedule
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import long_key
 from rlframe.experiment.settings import to_flat
@@ -37,14 +37,16 @@ def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = 
     for key in keys:
         long = long_key(key)
         field = known.get(long)
-        kind = None if field is None or isinstance(field, Part | type) else field.final_type
-        is_number = long.startswith(_GROUPS) and kind in (float, Scheduled) and long not in in_state
+        is_part = field is None or isinstance(field, Part | type)
+        varies = not is_part and accepts_schedule(field)
+        kind = None if field is None or is_part else field.final_type
+        is_number = long.startswith(_GROUPS) and (varies or kind is float) and long not in in_state
         if not (is_number or long in _COUNTS):
             raise ConfigError(
                 f"{prefix}{key}: a run cannot change {key} at a snapshot, only numbers of {' and '.join(_GROUPS)} that "
                 f"its state does not depend on, such as algo.learning_rate, and {', '.join(_COUNTS)}; remove it"
             )
-        scheduled |= {key} if kind == Scheduled else set()
+        scheduled |= {key} if varies else set()
     return scheduled
 
 

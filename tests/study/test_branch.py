@@ -9,12 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 
 from rlframe import launch
+from rlframe.agents import make_policy_agent
+from rlframe.algos.a2c import A2C, Config
 from rlframe.algos.changed import keeping
 from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.models import ModelConfig
 from rlframe.record.branch import branch, change_settings, changes_of, copy_newest_snapshot
 from rlframe.record.directory import DirectoryLock
 from rlframe.record.snapshot import list_snapshots, load_snapshot, save_snapshot
@@ -102,6 +106,24 @@ def test_a_run_that_a_process_has_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is in use by a run"):
         change_settings(tmp_path, {"stop": ""})
     lock.close()
+
+
+def test_a_rate_that_was_set_in_the_run_ends_where_the_setting_changes() -> None:
+    def made(rate: float) -> A2C:
+        space = gymnasium.spaces.Box(-1.0, 1.0, (2,)), gymnasium.spaces.Discrete(2)
+        agent = make_policy_agent(*space, ModelConfig(hidden=(4,)))
+        return A2C(agent, 100, Config(learning_rate=rate))
+
+    donor, member = made(1e-3), made(1e-5)
+    donor.learning_rate = 5e-4
+    with keeping(member, {"algo.discount"}):
+        member.load_state_dict(donor.state_dict())
+    assert member.learning_rate == 5e-4
+    member = made(1e-5)
+    with keeping(member, {"algo.learning_rate"}):
+        member.load_state_dict(donor.state_dict())
+    assert member.learning_rate == 1e-5
+    assert "kept_rate" not in member.state_dict()["optimizer"]
 
 
 @pytest.mark.slow
