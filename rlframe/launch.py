@@ -50,8 +50,11 @@ keys of a study:
   repeats=N            N seeds: seed, seed + 1, ...
   "search.KEY=uniform(LOW,HIGH)"   a value that is searched; or loguniform, int, logint, choice(V1,V2)
   n_runs=32            trials of a search, each with all seeds
-  searcher=tpe         tpe | random | cmaes
+  searcher=tpe         tpe | random | cmaes | pbt, population-based training of n_runs=8 members
   pruner=none          none | median | asha, on the way of the first seed | wilcoxon, over seeds
+  pbt.interval_steps=N   env_steps after which members copy others; 0.05 of runner.n_steps
+  pbt.quantile=0.25    the part of the members that copy, and that are copied
+  pbt.resample=0.25    probability that a copied setting is drawn anew, not moved
   metric=eval/return_mean   the score of a search; -metric: lower is better
   stall_s=3600         kill a run that logs nothing for so many seconds; 0: never
   seeds=innermost      innermost: all seeds of a setting first | outermost: all settings with the first seed first

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlframe.algos.base import SkippedUpdate
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
-from rlframe.core.schedule import Scheduled, curve, read_scheduled
+from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host, flushing_denormals, held, is_recording
 from rlframe.optimizers import Optimizer
@@ -200,6 +200,10 @@ class OptimizerStep:
         if not all(0 <= value < math.inf for value in kept.values):
             raise ValueError(f"learning_rate={rate} must be at least 0 and finite")
         self._kept_rate, self.learning_rate = str(rate), kept
+
+    def use_rate(self, rate: Curve) -> None:
+        """Use this learning rate from now on, as that of the config: it is not saved."""
+        self._kept_rate, self.learning_rate = "", rate
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and the rate of `keep_rate`."""

@@ -15,7 +15,7 @@ from rlframe.system.env_vars import text_of
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
-_OF_STUDY = ("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric")
+_OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric", "pbt"),)
 _OF_PRESET = ("command", "expect", "measured")  # beside `config:`, what its author claims and measured
 
 

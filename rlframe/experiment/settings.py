@@ -20,7 +20,10 @@ from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
 _FREE = re.compile(r"((?:[^.]+\.)*?(?:env_)?kwargs|env_vars)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
-_STUDY_KEYS = ("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric")
+_STUDY_KEYS = (
+    *("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric"),
+    *("pbt.interval_steps", "pbt.quantile", "pbt.resample"),
+)
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
     *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),

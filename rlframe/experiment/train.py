@@ -15,11 +15,13 @@ from typing import Any
 import chz
 import torch
 
+from rlframe.algos.changed import keeping
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
+from rlframe.experiment.changes import changed_at
 from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment, check_parts, share_of, whole_of
 from rlframe.experiment.job import Job, choices_made
@@ -100,7 +102,8 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
-        run.load(found[1])
+        with keeping(run.algo, changed_at(Path(job.resume), int(found[2]["env_steps"]))):
+            run.load(found[1])
     return run
 
 
@@ -149,17 +152,18 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
                 compiles = {"compile": built.compilation.name} if experiment.compile == "auto" else {}
                 run.record_choices({**hardware.choices_of(share, resolved), **compiles})
             if resume:
-                _continue(built, state, resume)
+                _continue(built, state, resume, int(found[2]["env_steps"]) if found else 0)
             metrics = built.train()
     return TrainResult(run.directory, metrics)
 
 
-def _continue(built: Built, state: Mapping[str, Any], resume: str) -> None:
+def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:
     if not state:
         current_run().trim(-1)
         _logger.info(f"{resume} has no snapshot yet: it starts from the beginning")
         return
-    built.runner.resume(state)
+    with keeping(built.runner.algo, changed_at(Path(resume), env_steps)):
+        built.runner.resume(state)
     if reason := built.runner.end_reason:
         further = "raise runner.n_steps or runner.target_score, or change stop=, to continue"
         _logger.info(f"nothing is left to train: {reason}; {further}")

@@ -12,7 +12,7 @@ from rlframe.experiment.trust import foreign
 from rlframe.study.added import Added, append_added
 from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import SEARCH, read_grid, setting_names
-from rlframe.study.search import SearchPlan
+from rlframe.study.search import PBT, SearchPlan
 from rlframe.study.sweep import base_words, check_addable, new_words, recorded_experiments
 
 _MAX_DIGITS = 15  # of a seed
@@ -52,6 +52,8 @@ def _trial(words: Mapping[str, str], given: Mapping[str, str]) -> Added:
     if "seed" in given:
         raise ConfigError("seed= is not for a trial, which has a run for each seed of the search; remove it")
     search = SearchPlan.read(words, [0])
+    if search.searcher == PBT:
+        raise ConfigError(f"a population (searcher={PBT}) has the members that it began with; begin a new study")
     search.values(given)
     check_words({**base_words(words), **{key: each.examples()[0] for key, each in search.space.items()}, **given})
     return Added("", 0, dict(given))

@@ -30,7 +30,8 @@ from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, size_and_time
 
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
-_SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes"), ("none", "median", "asha", "wilcoxon")
+PBT = "pbt"  # the searcher that is in rlframe.study.pbt
+_SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes", PBT), ("none", "median", "asha", "wilcoxon")
 _KINDS = ("uniform", "loguniform", "int", "logint", "choice")
 _FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*")
 _DIGITS = 6  # of a number in a word
@@ -112,6 +113,17 @@ def read_distribution(name: str, text: str) -> Distribution:
     return Distribution(kind, values)
 
 
+def read_space(words: Mapping[str, str]) -> dict[str, Distribution]:
+    """The distributions of all search.KEY= by key; raises ConfigError for a wrong one."""
+    names = [name for name in words if name.startswith(SEARCH)]
+    space = {name.removeprefix(SEARCH): read_distribution(name, words[name]) for name in names}
+    for key in space:
+        if not key or key in words or key == "seed":
+            what = f"{key}={words[key]} and search.{key}" if key in words else f"search.{key}"
+            raise ConfigError(f"{what} cannot be in one study; remove one of them, or search another key")
+    return space
+
+
 @dataclass(frozen=True)
 class SearchPlan:
     """What is searched, and how."""
@@ -127,12 +139,7 @@ class SearchPlan:
     def read(cls, words: Mapping[str, str], seeds: Sequence[int]) -> SearchPlan:
         """That of the words of a study; raises ConfigError for a wrong one."""
         given = KeyValues(f"{key}={words[key]}" for key in SEARCH_KEYS if key in words)
-        names = [name for name in words if name.startswith(SEARCH)]
-        space = {name.removeprefix(SEARCH): read_distribution(name, words[name]) for name in names}
-        for key in space:
-            if not key or key in words or key == "seed":
-                what = f"{key}={words[key]} and search.{key}" if key in words else f"search.{key}"
-                raise ConfigError(f"{what} cannot be in one study; remove one of them, or search another key")
+        space = read_space(words)
         n_trials = given.count("n_runs", 32)
         if not 1 <= n_trials <= 5_000:
             raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
@@ -377,8 +384,8 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def check_examples(plan: SearchPlan, check: Callable[[Mapping[str, str]], Any]) -> list[Any]:
+def check_examples(space: Mapping[str, Distribution], check: Callable[[Mapping[str, str]], Any]) -> list[Any]:
     """What `check` gives for words that reach each bound and each choice of the space; it raises ConfigError."""
-    columns = [(key, each.examples()) for key, each in plan.space.items()]
+    columns = [(key, each.examples()) for key, each in space.items()]
     n = max(len(values) for _, values in columns)
     return [check({key: values[min(i, len(values) - 1)] for key, values in columns}) for i in range(n)]

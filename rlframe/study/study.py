@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from rlframe.core.parts import dotted
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.record.directory import replace_file
+from rlframe.study.pbt import PbtPlan
 from rlframe.study.plan import (
     INNERMOST,
     CommandTemplate,
@@ -26,6 +27,7 @@ from rlframe.study.plan import (
     make_runs,
     make_slots,
 )
+from rlframe.study.population import Population
 from rlframe.study.queue import NO_MORE, MoreRuns, Queue, QueueOptions
 from rlframe.study.record import DONE, FAILED, StudyRecord
 from rlframe.study.search import MakeRuns, Search, SearchPlan
@@ -47,6 +49,7 @@ class Study:
     search: SearchPlan | None = None  # which finds the settings of further runs
     make_runs: MakeRuns | None = None  # of a trial of the search
     more: MoreRuns = NO_MORE  # of a grid
+    population: PbtPlan | None = None  # of which the runs are the members
 
     @property
     def n_runs(self) -> int:
@@ -73,18 +76,37 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         what = pluralize(len(study.runs), "run") if search is None else pluralize(search.plan.n_trials, "trial")
         print(f"study: {study.directory}, {what}{skipped}")
         print(describe_slots(slots), flush=True)
-        with closing(open_status_table()) as table:
-            queue = Queue(study.runs, slots, record, table, options, search or study.more)
-            signum = queue.run()
+        best: Callable[[], str] = search.describe_best if search is not None else str
+        if study.population is not None:
+            population = Population(study.population, study.directory, study.runs, record.statuses)
+            runs, signum = _run_intervals(population, slots, record, options)
+            best = population.describe_best
+        else:
+            with closing(open_status_table()) as table:
+                queue = Queue(study.runs, slots, record, table, options, search or study.more)
+                signum, runs = queue.run(), queue.runs
         if signum:
             raise Interrupted(signum, f"the queue was stopped; continue it with {study.resume_hint}")
-        _summarize(replace(study, runs=tuple(queue.runs)), record)
-        if search is not None:
-            print(search.describe_best(), flush=True)
+        _summarize(replace(study, runs=tuple(runs)), record)
+        if text := best():
+            print(text, flush=True)
         here, directory = Path.cwd(), study.directory
         shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
         print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
         return int(any(status.state == FAILED for status in record.statuses.values()))
+
+
+def _run_intervals(
+    population: Population, slots: Sequence[Slot], record: StudyRecord, options: QueueOptions
+) -> tuple[list[PlannedRun], int]:
+    """Train all members interval by interval; returns their runs, and the number of the signal that stopped them."""
+    while True:
+        print(population.describe(), flush=True)
+        runs = population.leg()
+        with closing(open_status_table()) as table:
+            signum = Queue(runs, slots, record, table, options).run()
+        if signum or not population.advance():
+            return population.settled(), signum
 
 
 def _summarize(study: Study, record: StudyRecord) -> None:
@@ -107,7 +129,8 @@ def preview(study: Study, slots: Sequence[Slot]) -> str:
         first = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
         arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())
         lines.append(f"  {run.name:<{width}}  {first:<18}  {arguments}".rstrip())
-    return "\n".join([*lines, *([study.search.describe()] if study.search else [])])
+    plan = study.search or study.population
+    return "\n".join([*lines, *([plan.describe()] if plan else [])])
 
 
 def run_study(

@@ -19,10 +19,13 @@ from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
 from rlframe.study.added import ADDED_FILE, Added, AddedRuns
+from rlframe.study.pbt import PBT_KEYS, PbtPlan, first_members
 from rlframe.study.plan import (
     MAX_RUNS,
     REPEATS,
     SEARCH,
+    SWEEP,
+    ZIP,
     Grid,
     PlannedRun,
     bare_key,
@@ -30,9 +33,10 @@ from rlframe.study.plan import (
     read_grid,
     split_values,
 )
+from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
-from rlframe.study.search import SEARCH_KEYS, SearchPlan, check_examples, read_distribution
+from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_examples, read_distribution, read_space
 from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
 from rlframe.system.affinity import read_topology
@@ -141,12 +145,16 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     if grid.zipped or grid.swept.keys() - {"seed"}:
         raise ConfigError("a search has no sweep. or zip. but for the seeds of each trial (repeats=3, sweep.seed=)")
     seeds = grid.swept.get("seed", (words.get("seed", "0"),))
-    search = SearchPlan.read(words, [int(seed) for seed in seeds])
+    search, space = SearchPlan.read(words, [int(seed) for seed in seeds]), read_space(words)
     for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS):
-        if key in search.space:
+        if key in space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
     base = base_words(words)
-    checked = check_examples(search, lambda values: check({**base, **values}))
+    checked = check_examples(space, lambda values: check({**base, **values}))
+    if search.searcher == PBT:
+        return _with_population(words, base, checked, place, trust), checked
+    if unused := [key for key in PBT_KEYS if key in words]:
+        raise ConfigError(f"{unused[0]}={words[unused[0]]:.60} is for searcher={PBT}, not for {search.searcher}")
     directory, template = place(checked), run_template(trust)
 
     def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
@@ -159,8 +167,28 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
 
 def base_words(words: Mapping[str, str]) -> dict[str, str]:
     """The words of an experiment that all of its runs have."""
-    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
+    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, *PBT_KEYS, REPEATS)
     return {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
+
+
+def _with_population(
+    words: Mapping[str, str], base: Mapping[str, str], checked: Sequence[Experiment], place: Place, trust: bool
+) -> Study:
+    """The study of a population, whose member k has seed + k."""
+    for key in ("pruner", REPEATS, f"{SWEEP}seed", f"{ZIP}seed"):
+        if key in words:
+            raise ConfigError(
+                f"{key}={words[key]:.60} is not for searcher={PBT}, whose members have seeds of their own"
+            )
+    population = PbtPlan.read(words, checked[0])
+    directory, template = place(checked), run_template(trust)
+    read_journal(directory / JOURNAL, population)  # raises ConfigError for that of another plan
+    runs = []
+    for k, member in enumerate(first_members(population)):
+        seed = population.seed + k
+        run = template.make_run(directory, "", f"member_{k}", seed, {**base, **member.settings, "seed": str(seed)})
+        runs.append(run if trust else trusting_itself(run))
+    return Study(directory, tuple(runs), {}, f"resume={directory}", population=population)
 
 
 def _shared(experiments: Experiments) -> KeyValues:

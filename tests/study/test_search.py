@@ -221,7 +221,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(tmp_path: Path, monke
 def test_examples_reach_each_bound_and_each_choice() -> None:
     seen: list[dict[str, str]] = []
     plan = SearchPlan.read({"search.a": "loguniform(1e-5,1e-2)", "search.b": "choice([1],[2,2],[3])"}, [0])
-    check_examples(plan, lambda words: seen.append(dict(words)))
+    check_examples(plan.space, lambda words: seen.append(dict(words)))
     assert [each["a"] for each in seen] == ["1e-05", "0.01", "0.01"]
     assert [each["b"] for each in seen] == ["[1]", "[2,2]", "[3]"]
     assert read_distribution("search.n", "int(1,1e3)").examples() == ("1", "1000")
