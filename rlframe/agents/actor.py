@@ -157,8 +157,8 @@ def bounded_box(action_space: Space) -> spaces.Box:
     """
     if not isinstance(action_space, spaces.Box):
         raise ConfigError(
-            f"action space {action_space}: DDPG, TD3 and SAC need one Box (or for SAC one Discrete); for others use "
-            f"algo=ppo or a2c, or flatten the actions in a wrapper"
+            f"action space {action_space}: DDPG, TD3, TD3+BC, SAC and CQL need one Box (or for SAC and CQL one "
+            f"Discrete); for others use algo=ppo or a2c (for data bc or marwil), or flatten the actions in a wrapper"
         )
     if not action_space.is_bounded():
         raise ConfigError(

@@ -130,7 +130,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     if config.action_embedding:
         raise ConfigError(
             f"model.action_embedding={config.action_embedding} is for Q-values and logits (dqn, r2d1, ppo, a2c, pg, "
-            f"impala, appo); for DDPG, TD3 and SAC set model.action_embedding=0"
+            f"impala, appo, bc, marwil); for critics of actions (DDPG, TD3, SAC, CQL, IQL) set model.action_embedding=0"
         )
     unsupported = {
         "model.memory=none": config.memory != "none",
@@ -141,7 +141,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:
         raise ConfigError(
-            f"DDPG, TD3 and SAC have separate actor and critics, which see single observations; set "
+            f"DDPG, TD3, SAC, CQL and IQL have critics of their own, which see single observations; set "
             f"{' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
         )
     return make_encoder(observation_space, chz.replace(config, hidden=()))

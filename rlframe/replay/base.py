@@ -47,7 +47,7 @@ Batch_co = TypeVar("Batch_co", covariant=True)  # Transitions or Sequences
 
 
 class Replay(Protocol[Batch_co]):
-    """The replay methods that algorithms call. DQN, DDPG, TD3 and SAC need a Replay[Transitions], R2D1 [Sequences].
+    """The replay methods that algorithms call. They need a Replay[Transitions], R2D1 and BC with memory [Sequences].
 
     A replay of transitions samples row t of an environment only if `samples.valid[t]` is set and row t+1 is stored:
     that row is always the next observation, also after the last step of an episode. A uniform replay may ignore

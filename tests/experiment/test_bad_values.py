@@ -24,8 +24,17 @@ from rlframe.exploration import POLICY_KINDS, Q_KINDS
 
 BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
 ALIKE = ["-nan", "-inf", "-1e-9", "-1e300", "1e999", "0x10", "1,5", "None"]
-SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
-INFINITE = {"max_grad_norm", "rho_clip", "c_clip", "interval_steps", "clip", "kl_coef_target", "huber_delta"}  # never
+SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_gap", "target_score"}  # may be negative
+INFINITE = {
+    "max_grad_norm",
+    "rho_clip",
+    "c_clip",
+    "interval_steps",
+    "clip",
+    "kl_coef_target",
+    "huber_delta",
+    "most_weight",
+}  # never
 WITH_AUTO = {"threads", "learners", "n_workers", "random_steps"}  # -1 is what auto is in params.json
 
 

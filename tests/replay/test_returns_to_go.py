@@ -45,10 +45,13 @@ def can_be_drawn(history: History, oldest: int) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "previous"),
-    [("vector", {}, False), ("both", {}, True), pytest.param("both", {"kind": "device"}, True, marks=pytest.mark.slow)],
+    ("kind", "config", "previous", "T"),
+    [
+        ("vector", {}, False, 1),
+        ("both", {}, True, 4),
+        pytest.param("both", {"kind": "device"}, True, 1, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("T", [1, 4])
 def test_transitions_to_the_end_equal_the_history(kind: str, config: dict[str, Any], previous: bool, T: int) -> None:
     history = History(3, kind, seed=T)
     replay = replay_for(history, ReturnsToGo(0.5), T, 31, config, previous=previous)

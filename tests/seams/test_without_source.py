@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlframe import launch
-from rlframe.algos import dqn, ppo
+from rlframe.algos import dqn, iql, ppo
 from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.core.types import BatchSpec
 from rlframe.deploy.load import load_policy
@@ -23,7 +24,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
-from rlframe.runners import Callback, Learner, OfflineRl, RunnerConfig
+from rlframe.runners import Callback, Learner, MinibatchRl, OfflineRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 from tests.runners.resumed import count_equal, last_state, log
 from tests.tables import read_csv
@@ -115,6 +116,28 @@ def test_a_log_that_goes_on_after_a_resume_has_no_row_twice(tmp_path: Path) -> N
         assert len(read_csv(run.directory / "progress.csv")[1]) == 2, "rows after the snapshot are dropped"
         again.train()
     assert [int(each["updates"]) for each in read_csv(run.directory / "progress.csv")[1]] == [0, 20, 40, 60]
+
+
+def test_statistics_of_observations_are_those_of_the_data_and_a_sampler_goes_on() -> None:
+    envs = make_envs(ENV, 4, [0, 1, 2, 3])
+    config = iql.Config(batch_size=8, replay_ratio=8.0, replay=InMemory(size=4000))
+    network = ModelConfig(hidden=(8,), normalize_observation=True)
+    agent = config.make_agent(envs.observation_space, envs.action_space, network, 0)
+    algo, sampler = config.make_algorithm(agent, BatchSpec(32, 4), 60, 0), SerialSampler(envs, agent, 32)
+    data = [sampler.collect().map(torch.clone) for _ in range(8)]
+    for samples in data:
+        algo.replay.append(samples)
+    with OfflineRl(Learner(agent, algo), OPTIONS) as runner:
+        runner.train()
+    speed = torch.cat([samples.observation[samples.valid] for samples in data])[:, 1]
+    (norm,) = agent.model.norm.parts
+    assert norm.mean[1].item() == pytest.approx(speed.mean().item(), abs=0.15 * speed.std().item())
+    assert norm.variance[1].sqrt().item() == pytest.approx(speed.std().item(), rel=0.15)
+    before = norm.count.item()
+    with MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=256, log_interval_steps=128)) as runner:
+        row = runner.train()
+    assert (row["env_steps"], row["updates"]) == (algo.progress.env_steps, 60 + algo.progress.env_steps)
+    assert norm.count.item() > before
 
 
 def test_an_algorithm_without_data_is_refused() -> None:
