@@ -46,7 +46,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, Transitions, is_stored
+from rlframe.replay import Replay, ReplayBuffer, Transitions
 
 
 @chz.chz
@@ -120,7 +120,7 @@ class Config(OffPolicyConfig):
         ranks, on_cpu = current_ranks(), agent.exploration.level.device.type == "cpu"
         alone = on_cpu and batch_spec.n_envs == 1 and ranks.n_samplers == ranks.world_size
         changes = has_modes(agent.model)  # by acting
-        if alone and has_images(agent.observation_space) and not changes and is_stored(replay):
+        if alone and has_images(agent.observation_space) and not changes and isinstance(replay, ReplayBuffer):
             return Prefetch(algo, replay)
         return algo
 

@@ -23,8 +23,9 @@ from rlframe.critics.values import KINDS, make_value
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, is_stored, make_replay, replay
+from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, make_replay, replay
 from rlframe.replay.buffer import Batch
+from rlframe.replay.kinds import counters_of, is_stored
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
@@ -108,11 +109,15 @@ class ReplayRatio:
         self._pending += more
 
     def due(self, n_rows: int = 1) -> int:
-        """Whole updates due; 0 until every replay has rows to sample (`n_rows`: those in this rank's)."""
+        """Whole updates due; 0 until every replay has rows to sample, and while the only one has none again.
+
+        Args:
+            n_rows: those in this rank's replay.
+        """
         due = self._pending // self._whole
         if due and not self.ready:
             self.ready = self.ranks.sum(int(n_rows > 0)) == self.ranks.n_samplers
-        return due if self.ready else 0
+        return due if self.ready and (n_rows or self.ranks.world_size > 1) else 0
 
     def count_update(self) -> None:
         """An update was made; one that was not due, of a run without a sampler, is not counted."""
@@ -239,7 +244,8 @@ class OffPolicy(Algorithm):
         counters = self.ratio.counters(self.progress)
         level = self.exploration.metrics(self.agent.exploration, self.progress.env_steps)
         own = self.agent.exploration.counters()
-        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics(), **level, **own}
+        counters |= {"replay/rows": self.replay.n_rows, **counters_of(self.replay)}
+        return {**counters, **self.schedules.metrics(), **level, **own}
 
 
 def n_step_replay(
@@ -265,7 +271,7 @@ def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredRepl
         return replay
     raise ConfigError(
         f"{setting} reads back the rows just stored, which a {type(replay).__name__} does not offer; use {remedy}, or "
-        f"replay=memory, device or disk"
+        f"replay=memory, device, disk or ray"
     )
 
 

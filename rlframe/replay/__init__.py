@@ -2,18 +2,10 @@
 
 from rlframe.replay.base import Replay, Sequences, StoredReplay, Transitions
 from rlframe.replay.buffer import ReplayBuffer
-from rlframe.replay.make import (
-    KINDS,
-    InMemory,
-    OnDevice,
-    OnDisk,
-    ReplayConfig,
-    ReplaySpec,
-    is_stored,
-    make_replay,
-    replay,
-)
+from rlframe.replay.kinds import KINDS, counters_of, is_stored
+from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, make_replay, replay
 from rlframe.replay.n_step import NStep
+from rlframe.replay.ray import OnRay, ShardedReplay
 from rlframe.replay.sequences import FixedSequence
 
 __all__ = [
@@ -23,13 +15,16 @@ __all__ = [
     "NStep",
     "OnDevice",
     "OnDisk",
+    "OnRay",
     "Replay",
     "ReplayBuffer",
     "ReplayConfig",
     "ReplaySpec",
     "Sequences",
+    "ShardedReplay",
     "StoredReplay",
     "Transitions",
+    "counters_of",
     "is_stored",
     "make_replay",
     "replay",
