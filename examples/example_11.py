@@ -56,7 +56,7 @@ class Collector:
     def __init__(self, setting: Setting, number: int) -> None:
         self.setting, self.number, self.agent = setting, number, setting.make_agent()
         T, B, n = setting.spec
-        envs = make_envs(setting.env, B, env_seeds(setting.seed, Role.ENV, B * n)[number * B :][:B])
+        envs = make_envs(setting.env, B, env_seeds(setting.seed, Role.ENV, n * B)[number * B :][:B])
         self.sampler = SerialSampler(envs, self.agent, batch_T=T, seed=setting.seed + number)
 
     def collect(self) -> Samples:
@@ -84,10 +84,9 @@ class Tester:
         self.setting, self.agent = setting, setting.make_agent()
         self.evaluator = Evaluator(setting.env, self.agent, EvalConfig(n_envs=5, n_episodes=5), setting.seed)
 
-    def test(self) -> str:
+    def test(self) -> float:
         self.setting.follow(self.agent)
-        found = self.evaluator.evaluate(max(self.setting.version, 0))
-        return f"env_steps {self.setting.version}: mean return {found['eval/return_mean']:.1f}"
+        return self.evaluator.evaluate(0)["eval/return_mean"]
 
 
 def train(
@@ -101,33 +100,25 @@ def train(
 ) -> None:
     """Train for `n_steps` env steps of all collectors, and write the parameters to `path`."""
     connect(RayOptions(num_cpus=num_cpus))
-    ray, spec = imported(), BatchSpec(T=20, B=1, n_streams=n_collectors)
-    config = sac.Config(
-        replay=OnRay(size=100_000, n_shards=n_shards), learning_starts=500, batch_size=64, replay_ratio=64
-    )
+    ray, replay, spec = imported(), OnRay(size=100_000, n_shards=n_shards), BatchSpec(20, 1, n_collectors)
+    config = sac.Config(replay=replay, learning_starts=500, batch_size=64, replay_ratio=64, critic_learning_rate=1e-3)
     setting = Setting(ParameterServer(), EnvConfig(env), config, spec, n_steps, seed)
 
     lasting = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # Ray starts them again if they die
-    tester, collectors = (
-        lasting(Tester).remote(setting),
-        [lasting(Collector).remote(setting, i) for i in range(n_collectors)],
-    )
-    learner = ray.remote(num_cpus=0)(Learner).remote(setting)
-    batches, test, env_steps = (
-        {collector.collect.remote(): collector for collector in collectors},
-        tester.test.remote(),
-        0,
-    )
+    collectors = [lasting(Collector).remote(setting, number) for number in range(n_collectors)]
+    tester, learner = lasting(Tester).remote(setting), ray.remote(num_cpus=0)(Learner).remote(setting)
+    batches = {collector.collect.remote(): collector for collector in collectors}
+    test, env_steps, tested = tester.test.remote(), 0, 0
     while env_steps < n_steps:
         batch = ray.wait([*batches])[0][0]  # the first to arrive goes from actor to actor
         collector = batches.pop(batch)
         batches[collector.collect.remote()] = collector
         env_steps = ray.get(learner.learn.remote(batch))
-        if ray.wait([test], timeout=0)[0]:
-            print(ray.get(test))
-            test = tester.test.remote()
-    ray.get(test)  # of parameters on the way
-    print(ray.get(tester.test.remote()))
+        if env_steps >= tested + n_steps // 10 and ray.wait([test], timeout=0)[0]:
+            print(f"env_steps {tested}: mean return {ray.get(test):.1f}", flush=True)
+            test, tested = tester.test.remote(), env_steps
+    ray.get(test)
+    print(f"env_steps {env_steps}: mean return {ray.get(tester.test.remote()):.1f}")
     print(f"{path}: the parameters of env_steps {setting.server.save(path)}")
 
 

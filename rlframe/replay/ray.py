@@ -31,7 +31,7 @@ from rlframe.replay.make import InMemory, ReplayConfig, ReplaySpec, gigabytes, s
 from rlframe.replay.n_step import NStep
 from rlframe.replay.select import check_priority
 from rlframe.replay.shard import Asked, DistantArray, Division, Reply, Shard, replaced, stored
-from rlframe.system.actors import Actors
+from rlframe.system.actors import CALL_S, Actors
 from rlframe.system.cluster import check_room
 from rlframe.system.service import RestartBudget
 
@@ -195,10 +195,10 @@ class ShardedReplay(Generic[Batch]):
         if none and found:
             self._mass[i] = found[0]
 
-    def _sure(self, i: int, generation: int, reference: Any) -> list[Any]:
-        """The value of a call of a shard; none if it died, and it is replaced if nobody has done so."""
+    def _sure(self, i: int, generation: int, reference: Any, timeout_s: float = 0.0) -> list[Any]:
+        """The value of a call of a shard; none if it died, and then it is replaced, once."""
         try:
-            found = [self.shards.get(reference, self.config.timeout_s)]
+            found = [self.shards.get(reference, timeout_s or self.config.timeout_s)]
         except self.shards.deaths as error:
             if generation == self.shards.generations[i]:
                 self.shards.generations[i] += 1
@@ -206,7 +206,8 @@ class ShardedReplay(Generic[Batch]):
                 self._appends[i].clear()
                 self.shards.replace(i, error)
             return []
-        self.shards.early[i] = 0
+        if generation == self.shards.generations[i]:
+            self.shards.early[i] = 0
         return found
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
@@ -355,7 +356,7 @@ class ShardedReplay(Generic[Batch]):
         found: list[Any] = []
         while not found:
             generation, actor = self.shards.generations[i], self.shards.actors[i]
-            found = self._sure(i, generation, actor.state_dict.remote())
+            found = self._sure(i, generation, actor.state_dict.remote(), CALL_S)  # hashes all rows the first time
         return replaced(found[0], DistantArray, lambda array: array.chunked(partial(self._chunk, i, actor, array)))
 
     def _chunk(self, i: int, actor: Any, array: DistantArray, k: int) -> np.ndarray:

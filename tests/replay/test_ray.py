@@ -20,6 +20,7 @@ from tests.clusters import ray as ray
 from tests.clusters import with_cluster
 from tests.replay.buffers import ACTIONS, same, space_of
 from tests.replay.history import History
+from tests.runners.resumed import assert_resumed_exactly
 
 
 def sharded(history: History, reader: Any = None, n_streams: int = 1, seed: int = 0, **options: Any) -> Any:
@@ -289,3 +290,22 @@ def test_without_a_cluster_one_line_says_what_to_call(ray: Any, monkeypatch: pyt
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"call rlframe.system.cluster.connect"):
         sharded(History(2))
+
+
+@with_cluster
+@pytest.mark.parametrize(
+    "case",
+    [
+        "algo=dqn env=CartPole-v1 algo.prioritized=true algo.n_step=2 explore.epsilon=0.3",
+        "algo=sac env=Pendulum-v1 algo.replay.prefetch=0",
+    ],
+)
+def test_a_resumed_run_is_one_that_was_never_stopped(
+    ray: Any, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (
+        "sampler=serial sampler.batch_B=2 sampler.batch_T=4 algo.learning_starts=32 algo.batch_size=8 model.hidden=[8]"
+    )
+    run = "algo.replay_ratio=2 algo.replay.size=400 replay=ray runner.n_steps=320 runner.log_interval_steps=80"
+    evaluation = "eval.n_episodes=1 eval.max_length=20 compile=false"
+    assert_resumed_exactly(f"{case} {sizes} {run} {evaluation}", tmp_path, monkeypatch)
