@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.config import count, number, option, positive
 from rlframe.core.errors import ConfigError, StateLost
 from rlframe.core.ranks import current_ranks
-from rlframe.core.seeding import Role, generator, seed_int
+from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.kernels.device import to_device
@@ -30,27 +29,19 @@ from rlframe.replay.buffer import Batch, ReplayBuffer
 from rlframe.replay.make import InMemory, ReplayConfig, ReplaySpec, gigabytes, small_size
 from rlframe.replay.n_step import NStep
 from rlframe.replay.select import check_priority
-from rlframe.replay.shard import Asked, DistantArray, Division, Reply, Shard, replaced, stored
-from rlframe.system.actors import CALL_S, Actors
-from rlframe.system.cluster import check_room
-from rlframe.system.service import RestartBudget
+from rlframe.replay.shard import Asked, DistantArray, Reply, replaced, stored
+from rlframe.replay.shards import ShardOptions, Shards
+from rlframe.system.actors import CALL_S
 
 _GENERATION = 2**40  # more than the rows of a shard's life
 _APPENDS = 8  # batches on their way to a shard, above which the learner waits for it
 
 
 @chz.chz
-class OnRay(ReplayConfig):
+class OnRay(ShardOptions):
     """Rows in main memory of actors of Ray, on this machine or on others (extra: rlframe[ray]; keys ray.*)."""
 
     on_ray = True
-
-    n_shards: int = count(2, "actors, each with the rows of a part of the environments")
-    prefetch: int = count(2, "batches drawn ahead, by priorities so many updates older; 0: none", low=0, high=1_000)
-    compress: bool = option(False, "lossless lz4 compression of frames: a tenth of the bytes, slower")
-    cpus: float = number(0.0, "CPUs of the cluster for each actor; 0: actors go anywhere", low=0)
-    timeout_s: float = positive(120.0, "seconds for a batch after which an actor is killed and replaced")
-    max_restarts: int = count(100, "actors that may be replaced within an hour before the run fails", low=0)
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         ranks = current_ranks()
@@ -65,58 +56,6 @@ class OnRay(ReplayConfig):
 
     def for_trial(self, size: int) -> ReplayConfig:
         return InMemory(size=min(self.size, size), compress=self.compress)
-
-
-class Shards(Actors):
-    """The actors, of which one that is replaced starts without rows."""
-
-    def __init__(self, config: OnRay, spec: ReplaySpec[Any], row_bytes: int) -> None:
-        """Start them.
-
-        Raises:
-            ConfigError: Ray is missing or not connected, the cluster is too small, or rows do not fit into its memory.
-        """
-        budget = RestartBudget(config.max_restarts, "algo.replay.max_restarts", "actors", "a single batch")
-        super().__init__("replay=ray", budget, "its rows are lost, and another starts")
-        n, self._spec, self._compress = config.n_shards, spec, config.compress
-        self.division, self.generations = Division(spec.batch_spec, n), [0] * n
-        self.L = -(-config.size // spec.batch_spec.n_envs)
-        self.division.check()
-        check_room(n, config.cpus, f"algo.replay.n_shards={n}")
-        self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0, scheduling_strategy="SPREAD")(Shard)
-        self._starts: dict[int, Any] = {}  # references
-        self.start(n)
-        try:
-            self._check_memory(config.size, row_bytes)
-            self.get([*self._starts.values()])
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_memory(self, size: int, row_bytes: int) -> None:
-        needed: dict[str, int] = {}
-        for i, (node, available) in enumerate(self.get([actor.place.remote() for actor in self.actors])):
-            needed[node] = needed.get(node, 0) + self.L * self.division.spec_of(i).n_envs * row_bytes
-            if needed[node] > available:
-                raise ConfigError(
-                    f"algo.replay.size={size} needs {gigabytes(needed[node])} of main memory for the actors on one "
-                    f"node of the cluster, but only {gigabytes(available)} are available; use "
-                    f"algo.replay.size={int(size * available / needed[node])} or less, or more nodes"
-                )
-
-    def launch(self, i: int) -> Any:
-        spec, (lo, hi) = self.division.spec_of(i), self.division.columns(i)
-        own = replace(
-            self._spec,
-            size=self.L * spec.n_envs,
-            batch_spec=spec,
-            state=map_tree(lambda x: as_numpy(x)[lo:hi].copy(), self._spec.state),
-            device=torch.device("cpu"),
-            seed=seed_int(self._spec.seed, Role.REPLAY, 1 + i, self.generations[i]),
-        )
-        actor = self._made.remote()
-        self._starts[i] = actor.start.remote(InMemory(size=own.size, compress=self._compress), own)
-        return actor
 
 
 class ShardedReplay(Generic[Batch]):
@@ -159,8 +98,9 @@ class ShardedReplay(Generic[Batch]):
 
     def append(self, samples: Samples) -> None:
         """Send each shard its rows. Raises ValueError of more streams than the replay was made for."""
-        place, division = self._place_of(samples.stream), self.shards.division
-        self._appended = division.shards_of(place)
+        place = self._place_of(samples.stream)
+        alone = not self._mass.any()  # nobody has rows to go on with until the next have started
+        self._appended = [i for i in self.shards.division.shards_of(place) if self.shards.is_ready(i) or alone]
         for i, part in zip(self._appended, self._divided(samples), strict=True):
             columns = part.valid.shape[1]
             self._rows[i, place] = min(self._rows[i, place] + part.n_env_steps, (self.shards.L - 1) * columns)
@@ -201,10 +141,9 @@ class ShardedReplay(Generic[Batch]):
             found = [self.shards.get(reference, timeout_s or self.config.timeout_s)]
         except self.shards.deaths as error:
             if generation == self.shards.generations[i]:
-                self.shards.generations[i] += 1
                 self._mass[i] = self._rows[i] = 0
                 self._appends[i].clear()
-                self.shards.replace(i, error)
+                self.shards.lose(i, error)
             return []
         if generation == self.shards.generations[i]:
             self.shards.early[i] = 0
@@ -231,8 +170,8 @@ class ShardedReplay(Generic[Batch]):
         return self._last[0]
 
     def _ask_masses(self) -> None:
-        masses = [actor.mass.remote() for actor in self.shards.actors]
-        for i, reference in enumerate(masses):
+        masses = {i: actor.mass.remote() for i, actor in enumerate(self.shards.actors) if self.shards.is_ready(i)}
+        for i, reference in masses.items():
             for mass in self._sure(i, self.shards.generations[i], reference):
                 self._mass[i] = mass
 
@@ -241,7 +180,9 @@ class ShardedReplay(Generic[Batch]):
         total = self._mass.sum()
         share = self._mass / total if total else self._mass
         counts = self._rng.multinomial(n, share).tolist() if total else [n] + [0] * (len(share) - 1)
-        replies = [actor.draw.remote(k) for actor, k in zip(self.shards.actors, counts, strict=True)]
+        ready = [self.shards.is_ready(i) or k > 0 for i, k in enumerate(counts)]
+        asked = zip(self.shards.actors, counts, ready, strict=True)
+        replies = [[actor.draw.remote(k)] if wanted else [] for actor, k, wanted in asked]
         return Asked(counts, share, list(self.shards.generations), replies)
 
     def _complete(self, asked: Asked) -> list[tuple[Batch, np.ndarray]]:
@@ -249,7 +190,9 @@ class ShardedReplay(Generic[Batch]):
         found: list[tuple[Batch, np.ndarray]] = []
         missing = 0
         for i, (n, generation) in enumerate(zip(asked.counts, asked.generations, strict=True)):
-            replies: list[Reply] = self._sure(i, generation, asked.replies[i])
+            replies: list[Reply] = [
+                reply for reference in asked.replies[i] for reply in self._sure(i, generation, reference)
+            ]
             rows = [batch for reply in replies for batch in reply.rows]
             missing += n * (not rows)
             found += [
@@ -347,8 +290,12 @@ class ShardedReplay(Generic[Batch]):
 
     def _saved(self, asked: Asked) -> dict[str, Any]:
         replies = [
-            [[leaves(reply.rows), reply.probability, reply.mass] for reply in self._sure(i, generation, reference)]
-            for i, (generation, reference) in enumerate(zip(asked.generations, asked.replies, strict=True))
+            [
+                [leaves(reply.rows), reply.probability, reply.mass]
+                for reference in references
+                for reply in self._sure(i, generation, reference)
+            ]
+            for i, (generation, references) in enumerate(zip(asked.generations, asked.replies, strict=True))
         ]
         return {"counts": asked.counts, "share": asked.share, "generations": asked.generations, "replies": replies}
 
@@ -384,10 +331,10 @@ class ShardedReplay(Generic[Batch]):
     def _loaded(self, saved: Mapping[str, Any], layout: Any) -> Asked:
         replies = []
         for found in saved["replies"]:
-            reply = Reply((), np.zeros(0), 0.0)  # of an actor that had died
+            references = []
             for arrays, probability, mass in found:
                 rest = iter(arrays)
                 rows = (map_tree(lambda _, rest=rest: next(rest), layout),) if arrays else ()
-                reply = Reply(rows, probability, mass)
-            replies.append(self.shards.ray.put(reply))
+                references.append(self.shards.ray.put(Reply(rows, probability, mass)))
+            replies.append(references)
         return Asked(saved["counts"], saved["share"], saved["generations"], replies)

@@ -1,18 +1,17 @@
-"""Shard: an actor of Ray with a ReplayBuffer of a part of the rows; which part, and how its state gets about."""
+"""Shard: an actor of Ray with a ReplayBuffer of a part of the rows; and how its state gets to a snapshot and back."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from rlframe.core.errors import ConfigError
 from rlframe.core.struct import as_numpy, map_tree
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import Samples
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.rank_state import LARGE_BYTES
 from rlframe.replay.arrays import available_memory
@@ -37,7 +36,7 @@ class Asked:
     counts: list[int]  # rows of each shard
     share: np.ndarray  # [n_shards] probability of each shard
     generations: list[int]  # of the shards
-    replies: list[Any]  # references
+    replies: list[list[Any]]  # a reference of each shard; none of one that died, or has not started
 
 
 @dataclass(frozen=True)
@@ -73,42 +72,6 @@ def replaced(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     if isinstance(state, dict):
         return {key: replaced(value, kind, by) for key, value in state.items()}
     return [replaced(value, kind, by) for value in state] if isinstance(state, list) else state
-
-
-class Division(NamedTuple):
-    """How streams or environments are divided among shards, as evenly as possible."""
-
-    batch_spec: BatchSpec
-    n_shards: int
-
-    def check(self) -> None:
-        """Raise ConfigError if there are more shards than streams, and than environments of a stream."""
-        _, B, n_streams = self.batch_spec
-        if self.n_shards > (most := max(B, n_streams)):
-            raise ConfigError(
-                f"algo.replay.n_shards={self.n_shards} is more than the {most} environments whose rows can be "
-                f"divided; use {most} or less, or raise sampler.batch_B"
-            )
-
-    @property
-    def by_stream(self) -> bool:
-        return self.batch_spec.n_streams >= self.n_shards
-
-    def spec_of(self, shard: int) -> BatchSpec:
-        """The batches that a shard gets."""
-        T, B, n_streams = self.batch_spec
-        if self.by_stream:
-            return BatchSpec(T, B, len(range(shard, n_streams, self.n_shards)))
-        return BatchSpec(T, len(range(*self.columns(shard))), n_streams)
-
-    def columns(self, shard: int) -> tuple[int, int]:
-        """The environments lo to hi - 1 of each stream that a shard has."""
-        B, n = self.batch_spec.B, self.n_shards
-        return (0, B) if self.by_stream else (shard * B // n, (shard + 1) * B // n)
-
-    def shards_of(self, place: int) -> Sequence[int]:
-        """The shards that have rows of the stream at this place, in the order in which streams appeared."""
-        return [place % self.n_shards] if self.by_stream else range(self.n_shards)
 
 
 class Shard:

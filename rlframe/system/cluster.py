@@ -56,6 +56,7 @@ def connect(options: RayOptions) -> None:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will have it; it warns otherwise
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls to dead actors, which are replaced and told
     try:
         if options.address:
             _knock(options.address)

@@ -15,9 +15,11 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.replay import FixedSequence, NStep, OnRay, ShardedReplay, make_replay
-from rlframe.replay.shard import Division, replaced
+from rlframe.replay.shard import replaced
+from rlframe.replay.shards import Division
 from tests.clusters import ray as ray
 from tests.clusters import with_cluster
+from tests.processes import until
 from tests.replay.buffers import ACTIONS, same, space_of
 from tests.replay.history import History
 from tests.runners.resumed import assert_resumed_exactly
@@ -218,6 +220,8 @@ def test_a_killed_shard_is_replaced_without_its_rows_and_the_others_go_on(
     assert set(batches[-1].index % 2) == {0}
     assert 0 < replay.n_rows < rows
     assert replay.n_restarts == 1
+    replay.append(batch_of(history))  # nobody waits for the new one
+    until(lambda: replay.shards.is_ready(1))
     for _ in range(4):
         replay.append(batch_of(history))
     lost = old.index[old.index % 2 == 1]
@@ -281,7 +285,7 @@ def test_streams_are_dealt_in_turn_and_else_environments() -> None:
     by_environment = Division(BatchSpec(4, 8, 2), 3)
     assert [by_environment.columns(i) for i in range(3)] == [(0, 2), (2, 5), (5, 8)]
     assert [by_environment.spec_of(i).B for i in range(3)] == [2, 3, 3]
-    with pytest.raises(ConfigError, match=r"algo.replay.n_shards=3 is more than the 2 environments"):
+    with pytest.raises(ConfigError, match=r"algo.replay.n_shards=3 actors cannot divide 2 environments"):
         Division(BatchSpec(4, 2), 3).check()
 
 
