@@ -302,6 +302,7 @@ def test_without_a_cluster_one_line_says_what_to_call(ray: Any, monkeypatch: pyt
     [
         "algo=dqn env=CartPole-v1 algo.prioritized=true algo.n_step=2 explore.epsilon=0.3",
         "algo=sac env=Pendulum-v1 algo.replay.prefetch=0",
+        "algo=r2d1 env=CartPole-v1 model.memory=gru model.memory_size=8 algo.burn_in=2 algo.learn_T=6",
     ],
 )
 def test_a_resumed_run_is_one_that_was_never_stopped(
