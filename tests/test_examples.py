@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from rlframe import evaluate, launch
 from rlframe.analysis.curves import find_experiments
@@ -182,7 +183,19 @@ def test_example_9_trains_in_two_ranks_and_leaves_a_run_that_the_commands_unders
     assert "Episode #1: return:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 11)])
+@pytest.mark.slow
+def test_example_11_learns_with_actors_and_leaves_the_parameters(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    words = [sys.executable, str(ROOT / "examples/example_11.py"), "n_steps=800", "path=last.safetensors"]
+    done = run_python(words, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("env_steps 0: mean return -")
+    assert lines[-1].startswith("last.safetensors: the parameters of env_steps 8")
+    assert load_file(tmp_path / "last.safetensors")["model.mlp.linears.0.weight"].shape == (64, 3)
+
+
+@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 12)])
 def test_an_example_opens_by_saying_what_it_shows_and_its_imports_exist(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')

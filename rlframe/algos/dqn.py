@@ -51,7 +51,7 @@ from rlframe.models.encoders import has_images
 from rlframe.models.views import allowed
 from rlframe.ops.offline import conservative_gap
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, Transitions, is_stored
+from rlframe.replay import Replay, ReplayBuffer, Transitions
 
 
 @chz.chz
@@ -132,7 +132,7 @@ class Config(OffPolicyConfig):
         ranks, on_cpu = current_ranks(), agent.exploration.level.device.type == "cpu"
         alone = on_cpu and batch_spec.n_envs == 1 and ranks.n_samplers == ranks.world_size
         changes = has_modes(agent.model)  # by acting
-        if alone and has_images(agent.observation_space) and not changes and is_stored(replay):
+        if alone and has_images(agent.observation_space) and not changes and isinstance(replay, ReplayBuffer):
             return Prefetch(algo, replay)
         return algo
 

@@ -24,8 +24,9 @@ from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import ObservationNorm
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, is_stored, make_replay, replay
+from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, make_replay, replay
 from rlframe.replay.buffer import Batch, ReaderConfig
+from rlframe.replay.kinds import counters_of, is_stored
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
@@ -152,7 +153,8 @@ class FromReplay(Algorithm):
 
     def counters(self) -> dict[str, float]:
         counters = self.ratio.counters(self.progress)
-        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics()}
+        own = {"replay/rows": self.replay.n_rows, **counters_of(self.replay)}
+        return {**counters, **own, **self.schedules.metrics()}
 
 
 class OffPolicy(FromReplay):
@@ -249,7 +251,7 @@ def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredRepl
         return replay
     raise ConfigError(
         f"{setting} reads back the rows just stored, which a {type(replay).__name__} does not offer; use {remedy}, or "
-        f"replay=memory, device or disk"
+        f"replay=memory, device, disk or ray"
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlframe.algos.base import AlgorithmWrapper, UpdateMetrics
 from rlframe.core.types import Samples
-from rlframe.replay import StoredReplay, Transitions
+from rlframe.replay import ReplayBuffer, Transitions
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class Prefetch(AlgorithmWrapper):
     makes the same updates.
     """
 
-    def __init__(self, algo: Any, replay: StoredReplay[Transitions]) -> None:
+    def __init__(self, algo: Any, replay: ReplayBuffer[Transitions]) -> None:
         """`algo`: an Algorithm that learns from `replay` and splits `update` into draw, evaluate, descend and finish,
         and whose `learn` is Compiled.
 

@@ -52,11 +52,15 @@ class ReplayRatio:
         self._pending += more
 
     def due(self, n_rows: int = 1) -> int:
-        """Whole updates due; 0 until every replay has rows to sample (`n_rows`: those in this rank's)."""
+        """Whole updates due; 0 until every replay has rows to sample, and while the only one has none again.
+
+        Args:
+            n_rows: those in this rank's replay.
+        """
         due = self._pending // self._whole
         if due and not self.ready:
             self.ready = self.ranks.sum(int(n_rows > 0)) == self.ranks.n_samplers
-        return due if self.ready else 0
+        return due if self.ready and (n_rows or self.ranks.world_size > 1) else 0
 
     def count_update(self) -> None:
         """An update was made; one that was not due, of a run without a sampler, is not counted."""

@@ -48,6 +48,10 @@ class PartError(ReadableError):
     shows_cause = True
 
 
+class StateLost(ReadableError):
+    """A part of a state was lost while it was being saved; the rest can be saved again."""
+
+
 class StateError(ReadableError, TypeError):
     """A state, often of a part of the user's own, has what a snapshot cannot hold; the message has its path."""
 

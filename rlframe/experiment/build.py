@@ -212,7 +212,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     """The environments, or the background process that steps them."""
     config, runner = experiment.sampler_config(), experiment.runner
     env = replace(experiment.env_config(), gpus=affinity.gpus)
-    if config.on_ray:
+    if experiment.on_ray():
         connect(experiment.ray)
     if not runner.samples_in_background or config.collects_ahead:
         return runner.make_envs(config, env, experiment.seed, affinity.workers)

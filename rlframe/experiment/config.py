@@ -12,7 +12,7 @@ import chz
 from rlframe.algos.defaults import learns_from
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.parts import ROOTS, part, part_name
+from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last
 from rlframe.data.writing import COMPRESSIONS
 from rlframe.envs import EnvConfig, EnvOptions
@@ -21,6 +21,7 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.loggers import DEFAULT_LOGGERS
+from rlframe.replay import ReplayConfig
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import SyncRlConfig
@@ -171,6 +172,11 @@ class Experiment:
         kwargs = {**own, **self.eval.env_kwargs}
         return EnvConfig(self.eval.env or self.env, kwargs, self.env_backend, options=options, mode="eval")
 
+    def on_ray(self) -> bool:
+        """Whether a part of it is in actors of Ray."""
+        replays = (value for _, value, _ in values_of(self.algo) if isinstance(value, ReplayConfig))
+        return self.sampler.on_ray or any(each.on_ray for each in replays)
+
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
         algo = _kind("algo", self.algo).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
@@ -191,10 +197,10 @@ def _check_places(experiment: Experiment) -> None:
         raise ConfigError(
             f"sampler.device={sampler.device}: the workers of sampler=cpu act on the CPU; use sampler=gpu"
         )
-    if not sampler.on_ray and experiment.ray != (default := RayOptions()):
+    if not experiment.on_ray() and experiment.ray != (default := RayOptions()):
         given = {name: getattr(experiment.ray, name) for name in chz.chz_fields(RayOptions)}
         key = next(name for name, value in given.items() if value != getattr(default, name))
-        raise ConfigError(f"ray.{key}={given[key]} is for sampler=ray; remove it")
+        raise ConfigError(f"ray.{key}={given[key]} is for sampler=ray and replay=ray; remove it")
     if (n := runner.sampler_count()) > 1:
         if sampler.collects_ahead:
             name = _kind("sampler", sampler)

@@ -183,7 +183,7 @@ def _learning_at_once(algo: Any, batch_spec: BatchSpec) -> Any:
     changes: dict[str, Any] = {"learning_starts": 0} if "learning_starts" in fields else {}
     if "replay" in fields:
         rows = max(_REPLAY_ROWS, small_size(batch_spec))
-        changes["replay"] = chz.replace(algo.replay, size=min(algo.replay.size, rows))
+        changes["replay"] = algo.replay.for_trial(rows)
     return chz.replace(algo, **changes)
 
 

@@ -65,6 +65,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "sampler/out_of_space": "observations outside their space's bounds, of those checked (docs/guides/sampling.md)",
         "replay/ratio": "rows sampled from replay per row received since learning started",
         "replay/rows": "valid rows in replay",
+        "replay/restarts": "actors of replay=ray replaced since the start, whose rows were lost (actors)",
         "replay/forgone": "updates due by algo.replay_ratio but skipped so far because sampling was faster (updates)",
         "record/refused": "disk errors so far while writing snapshots or log rows; the rows were written later",
         "record/not_sent": "failed attempts to send rows to trackers since the start; the next attempt sends them",
@@ -112,7 +113,7 @@ def metrics_table() -> str:
 
 
 _SUMMED = (
-    *("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows"),
+    *("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows", "replay/restarts"),
     *("memory/resident_mb", "system/cpus_used"),
 )
 _LARGEST = ("time/slowest_worker",)

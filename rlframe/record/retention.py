@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.errors import ConfigError, SnapshotError, StateLost
 from rlframe.core.files import disk_error
 from rlframe.record.metrics import METRICS, step_of
 from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
@@ -128,7 +128,7 @@ class Retention:
             return self._newest if self._due(step, final) else None
         meta = {"env_steps": env_steps, "updates": updates, "score": score if math.isfinite(score) else None}
         of = {"score_of": self._policy.best} if self._policy.best else {}
-        self._newest = save_snapshot(self._directory, state_fn(), {**meta, **of}, other_ranks)
+        self._newest = self._save(state_fn, {**meta, **of}, other_ranks)
         try:
             if self._policy.mode != "last" and score > self._best_score:
                 set_link(self._directory / "best", self._newest)
@@ -138,6 +138,13 @@ class Retention:
         except OSError as error:
             raise disk_error(f"the links to {self._newest}", self._directory, error) from error
         return self._newest
+
+    def _save(self, state_fn: Callable[[], Any], meta: Mapping[str, Any], other_ranks: OtherRanks) -> Path:
+        try:
+            return save_snapshot(self._directory, state_fn(), meta, other_ranks)
+        except StateLost as error:
+            _logger.warning(f"{error}; the snapshot is written again")
+            return self._save(state_fn, meta, other_ranks)
 
     def score(self, env_steps: int, score: float) -> None:
         """Give the snapshot of `env_steps`, if it is still there, the score that was not known when it was written."""

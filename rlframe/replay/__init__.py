@@ -3,22 +3,12 @@
 from rlframe.replay.base import Replay, Sequences, StoredReplay, Transitions
 from rlframe.replay.buffer import ReplayBuffer
 from rlframe.replay.dataset import OfDatasets
-from rlframe.replay.make import (
-    InMemory,
-    OnDevice,
-    OnDisk,
-    OwnReplay,
-    ReplayConfig,
-    ReplaySpec,
-    is_stored,
-    make_replay,
-    replay,
-)
+from rlframe.replay.kinds import KINDS, counters_of, is_stored
+from rlframe.replay.make import InMemory, OnDevice, OnDisk, OwnReplay, ReplayConfig, ReplaySpec, make_replay, replay
 from rlframe.replay.n_step import NStep
+from rlframe.replay.ray import OnRay, ShardedReplay
 from rlframe.replay.returns_to_go import ReturnsToGo
 from rlframe.replay.sequences import FixedSequence
-
-KINDS = {"dataset": OfDatasets, "device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": OwnReplay}
 
 __all__ = [
     "KINDS",
@@ -28,6 +18,7 @@ __all__ = [
     "OfDatasets",
     "OnDevice",
     "OnDisk",
+    "OnRay",
     "OwnReplay",
     "Replay",
     "ReplayBuffer",
@@ -35,8 +26,10 @@ __all__ = [
     "ReplaySpec",
     "ReturnsToGo",
     "Sequences",
+    "ShardedReplay",
     "StoredReplay",
     "Transitions",
+    "counters_of",
     "is_stored",
     "make_replay",
     "replay",

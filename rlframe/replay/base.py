@@ -1,10 +1,10 @@
 """The replay interface that off-policy algorithms use, and the two kinds of batch a replay returns.
 
-`ReplayBuffer` (buffer.py) and `DividedReplay` (divided.py) are this package's. A user's own only has to satisfy
-`Replay`.
+`ReplayBuffer` and `DividedReplay` (buffer.py) and `ShardedReplay` (ray.py) are this package's. A user's own only has to
+satisfy `Replay`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -91,6 +91,3 @@ class StoredReplay(Replay[Batch_co], Protocol[Batch_co]):
 
     def read(self, index: np.ndarray) -> Batch_co:
         """The rows with this `index` [n], which must still be stored; weights are 1."""
-
-    def mark(self) -> Callable[[], None]:
-        """Remember the state of the generator; the returned function restores it, which undoes later samples."""

@@ -38,10 +38,6 @@ class Reader(ABC, Generic[Batch]):
     def read(self, numbers: Array, weight: Tensor) -> Batch:
         """The batch of these candidates [n]."""
 
-    @abstractmethod
-    def join(self, parts: list[Batch]) -> Batch:
-        """One batch of several."""
-
     def to_index(self, numbers: Array) -> Array:
         """The row index [n] of candidates [n]; they are equal unless a reader overrides this."""
         return numbers
@@ -74,6 +70,10 @@ class ReaderConfig(ABC, Generic[Batch]):
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Batch]:
         """The reader of a storage of batches of T time steps; `state` [B]: NumPy example of the agent's state."""
 
+    @abstractmethod
+    def join(self, parts: list[Batch]) -> Batch:
+        """One batch of several, copied."""
+
 
 class ReplayBuffer(Generic[Batch]):
     """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm.
@@ -83,10 +83,15 @@ class ReplayBuffer(Generic[Batch]):
     """
 
     def __init__(
-        self, storages: Sequence[Storage], selector: Selector, readers: Sequence[Reader[Batch]], size: str
+        self,
+        storages: Sequence[Storage],
+        selector: Selector,
+        readers: Sequence[Reader[Batch]],
+        size: str,
+        row_bytes: int,
     ) -> None:
-        """`storages`, `readers`: one for each stream.    size: as text, for the log."""
-        self.size = size
+        """`storages`, `readers`: one for each stream.    size: as text, for the log.    row_bytes: of a row."""
+        self.size, self.row_bytes = size, row_bytes
         self._storages, self.selector, self._readers = storages, selector, readers
         self._candidates = [reader.candidates for reader in readers]
         self._n, self._memory = len(readers), storages[0].memory
@@ -107,6 +112,11 @@ class ReplayBuffer(Generic[Batch]):
     def n_choices(self) -> int:
         """Number of rows, or of sequences, that can be sampled."""
         return sum(candidates.n for candidates in self._candidates)
+
+    @property
+    def mass(self) -> float:
+        """The number of rows or sequences that can be sampled, or the sum of their priorities^α."""
+        return self.selector.mass(self._candidates)
 
     @property
     def is_prioritized(self) -> bool:
@@ -139,7 +149,14 @@ class ReplayBuffer(Generic[Batch]):
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
         """Sample n transitions or sequences (see `Replay.sample`); raises ValueError if there are none yet."""
-        drawn, weight = self._draw(n, beta)
+        return self._read_drawn(*self._draw(n, beta))
+
+    def sample_with_probability(self, n: int) -> tuple[Batch, np.ndarray]:
+        """What `sample` returns, with weights of 1, and the probability [n] float64 of each draw."""
+        drawn, ones = self._draw(n, 0.0)
+        return self._read_drawn(drawn, ones), self.selector.probability(self._candidates, drawn)
+
+    def _read_drawn(self, drawn: Drawn, weight: Tensor) -> Batch:
         if self._n == 1:
             return self._readers[0].read(drawn[0][1], weight)
         weights = weight.split([len(numbers) for _, numbers in drawn])
@@ -192,6 +209,10 @@ class ReplayBuffer(Generic[Batch]):
             numbers = reader.from_index(index[mine] // self._n)
             self.selector.set_priorities(i, reader.candidates, numbers, values[mine])
 
+    def raise_highest(self, priority: float) -> None:
+        """Give new rows at least this priority."""
+        self.selector.raise_highest(priority)
+
     def read(self, index: np.ndarray) -> Batch:
         """The rows of one stream with this `index` [n], which must still be stored; weights are 1."""
         i = int(index[0]) % self._n if len(index) else 0
@@ -199,7 +220,7 @@ class ReplayBuffer(Generic[Batch]):
 
     def join(self, parts: list[Batch]) -> Batch:
         """One batch of several."""
-        return self._readers[0].join(parts)
+        return self._readers[0].config.join(parts)
 
     def layout(self, n: int) -> Batch:
         """A batch of n rows with the shapes and dtypes of a sample; its values mean nothing."""
@@ -303,9 +324,6 @@ class DividedReplay(Generic[Batch]):
 
     def read(self, index: np.ndarray) -> Batch:
         return self._replay.read(index)
-
-    def mark(self) -> Callable[[], None]:
-        return self._replay.mark()
 
     def state_dict(self) -> dict[str, Any]:
         return {"replay": self._replay.state_dict(), "new": list(self._new)}

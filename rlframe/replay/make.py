@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeGuard
+from typing import Any, ClassVar, Generic
 
 import chz
 import numpy as np
@@ -65,6 +65,7 @@ class ReplayConfig:
     """Base class of the kinds of replay: the field `replay` of an algorithm's Config."""
 
     has_data = False  # rows are there from the start
+    on_ray = False  # whether it needs a cluster
 
     size: int = count(1_000_000, "rows stored, over all environments of this rank")
 
@@ -75,6 +76,11 @@ class ReplayConfig:
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         """The replay that an algorithm asks for. Raises as `make_replay`."""
         raise NotImplementedError
+
+    def for_trial(self, size: int) -> ReplayConfig:
+        """One of so many rows, to measure updates with before a run starts."""
+        smaller: ReplayConfig = chz.replace(self, size=min(self.size, size))
+        return smaller
 
 
 @chz.chz
@@ -173,7 +179,7 @@ class OwnReplay(ReplayConfig):
             )
         if isinstance(spec.reader, NStep) and spec.reader.td_priorities:
             raise ConfigError(
-                f"algo.initial_priority=td needs replay=memory, device or disk, not {self.name}; or use max"
+                f"algo.initial_priority=td needs replay=memory, device, disk or ray, not {self.name}; or use max"
             )
         with naming(f"algo.replay={self.name} cannot be made"):
             try:
@@ -189,20 +195,15 @@ def replay() -> Any:
     return part(
         PACKAGE,
         "memory",
-        "memory | device | disk: where rows are stored; or own with a class of yours, module:Class",
+        "memory | device | disk | ray: where rows are stored; or own with a class of yours, module:Class",
         of=ReplayConfig,
         classes="a class with the methods of rlframe.replay.Replay",
     )
 
 
-def is_stored(replay: Replay[Batch]) -> TypeGuard[StoredReplay[Batch]]:
-    """Whether it is one of this package's, a StoredReplay."""
-    return isinstance(replay, ReplayBuffer | DividedReplay)
-
-
 def small_size(batch_spec: BatchSpec) -> int:
     """Rows of a small replay of such batches that can be sampled."""
-    return (_FEW_BATCHES * batch_spec.T + _FEW_STEPS) * batch_spec.B
+    return (_FEW_BATCHES * batch_spec.T + _FEW_STEPS) * batch_spec.n_envs
 
 
 def make_replay(
@@ -243,7 +244,7 @@ def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
     example_state, spacing = map_tree(as_numpy, spec.state), reader.spacing(T)
     state_bytes = -(-sum(x.nbytes for x in leaves(example_state)) // (B * spacing))  # of a row, on average
     n_slots = L * B * n_streams
-    size = _checked_size(config, observation_space, action_space, n_slots, memory, spec.alpha, state_bytes)
+    size, row_bytes = _checked_size(config, observation_space, action_space, n_slots, memory, spec.alpha, state_bytes)
     zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
     example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
     storages: list[Storage] = []
@@ -268,7 +269,7 @@ def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
         )
     own = n_choices, n_streams, spec.unique, spec.initial_priority
     selector: Selector = Prioritized(rng, spec.alpha, *own) if spec.alpha else Uniform(rng)
-    replay = ReplayBuffer(storages, selector, readers, size)
+    replay = ReplayBuffer(storages, selector, readers, size, row_bytes)
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
 
 
@@ -293,8 +294,12 @@ def _checked_size(
     memory: StorageMemory,
     alpha: float,
     state_bytes: int,
-) -> str:
-    """The size of n rows as text; raises ValueError if they do not fit, ConfigError if there are no frames."""
+) -> tuple[str, int]:
+    """The size of n rows as text, and the bytes of each.
+
+    Raises:
+        ValueError: they do not fit.    ConfigError: there are no frames to compress.
+    """
     parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
     stacks = [n_bytes // part.n_frames for part, n_bytes in parts if isinstance(part, FrameStack)]
     if config.compresses() and not stacks:
@@ -304,12 +309,12 @@ def _checked_size(
     in_arrays = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compresses() else 1)
     other = _ROW_BYTES + (_PRIORITY_BYTES if alpha else 0)
     in_memory = isinstance(config, InMemory)
-    size = _gigabytes(n * (in_arrays + other))
+    size = gigabytes(n * (in_arrays + other))
     guess = " (if frames compress to a quarter)" if config.compresses() else ""
     _check_fits(config, n * (other + in_arrays * in_memory), available_memory(), "main memory")
     if not in_memory:
         _check_fits(config, n * in_arrays, memory.available(), config.place)
-    return f"{n:,} rows of {in_arrays + other:,} bytes: {size}{guess}, in {config.place}"
+    return f"{n:,} rows of {in_arrays + other:,} bytes: {size}{guess}, in {config.place}", in_arrays + other
 
 
 def _check_fits(config: Stored, needed: int, available: int, where: str) -> None:
@@ -317,10 +322,10 @@ def _check_fits(config: Stored, needed: int, available: int, where: str) -> None
         less = int(config.size * available / needed)
         remedy = "" if isinstance(config, OnDisk) else ", or algo.replay=disk"
         raise ValueError(
-            f"algo.replay.size={config.size} needs {_gigabytes(needed)} ({needed:,} bytes) of {where}, but only "
-            f"{_gigabytes(available)} are available; use algo.replay.size={less} or less{remedy}"
+            f"algo.replay.size={config.size} needs {gigabytes(needed)} ({needed:,} bytes) of {where}, but only "
+            f"{gigabytes(available)} are available; use algo.replay.size={less} or less{remedy}"
         )
 
 
-def _gigabytes(n_bytes: int) -> str:
+def gigabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.2f} GB"

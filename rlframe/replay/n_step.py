@@ -44,6 +44,10 @@ class NStep(ReaderConfig[Transitions]):
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Transitions]:
         return NStepReader(storage, self, T, prioritized)
 
+    def join(self, parts: list[Transitions]) -> Transitions:
+        joined: Transitions = map_tree(concatenate, *parts)
+        return joined
+
 
 class NStepReader(Reader[Transitions]):
     """Computes a row's n-step return once, when its n steps are complete. The candidates are the row indices.
@@ -149,10 +153,6 @@ class NStepReader(Reader[Transitions]):
             weight=weight,
             index=numbers,
         )
-
-    def join(self, parts: list[Transitions]) -> Transitions:
-        joined: Transitions = map_tree(concatenate, *parts)
-        return joined
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {name: as_numpy(array[: self._storage.ring.n_used]) for name, array in self._arrays().items()}

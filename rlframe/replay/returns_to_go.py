@@ -35,6 +35,10 @@ class ReturnsToGo(ReaderConfig[Transitions]):
     def spacing(self, T: int) -> int:
         return 1
 
+    def join(self, parts: list[Transitions]) -> Transitions:
+        joined: Transitions = map_tree(concatenate, *parts)
+        return joined
+
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Transitions]:
         return ReturnsToGoReader(storage, self, prioritized)
 
@@ -108,10 +112,6 @@ class ReturnsToGoReader(Reader[Transitions]):
             weight=weight,
             index=numbers,
         )
-
-    def join(self, parts: list[Transitions]) -> Transitions:
-        joined: Transitions = map_tree(concatenate, *parts)
-        return joined
 
     def state_dict(self) -> dict[str, Any]:
         return {name: as_numpy(array[: self._storage.ring.n_used]) for name, array in self._arrays().items()}

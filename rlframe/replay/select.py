@@ -180,6 +180,17 @@ class Selector(ABC):
         """Importance weights [n] float32 in the order of `drawn`, at most 1; None if all are 1."""
         return None
 
+    def mass(self, streams: Sequence[Candidates]) -> float:
+        """What the probability of each is a part of: the number of candidates, or the sum of their priorities^α."""
+        return float(sum(candidates.n for candidates in streams))
+
+    def probability(self, streams: Sequence[Candidates], drawn: Drawn) -> np.ndarray:
+        """With which each of `drawn` is drawn: [n] float64."""
+        return np.full(sum(len(numbers) for _, numbers in drawn), 1 / self.mass(streams))
+
+    def raise_highest(self, priority: float) -> None:  # noqa: B027  # the uniform one has none
+        """Give new candidates at least this priority."""
+
     @abstractmethod
     def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         """Set priorities [n] of the candidates among `numbers` [n]; raises ValueError for negative, NaN or infinite."""
@@ -213,7 +224,7 @@ class Uniform(Selector):
         return [(i, streams[i].draw(self.rng, share)) for i, share in enumerate(shares) if share]
 
     def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
-        _check_priority(priority)
+        check_priority(priority)
 
 
 class Prioritized(Selector):
@@ -292,12 +303,25 @@ class Prioritized(Selector):
     def weights(self, streams: Sequence[Candidates], drawn: Drawn, beta: float) -> np.ndarray | None:
         if beta == 0.0:
             return None
-        parts = [self._tree.leaves.take(self._leaves(stream, numbers)) for stream, numbers in drawn]
-        power = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        power = self._powers(drawn)
         return ((power / power.min()) ** -beta).astype(np.float32)  # N and the total cancel against the maximum
 
+    def _powers(self, drawn: Drawn) -> np.ndarray:
+        """p^α [n]."""
+        parts = [self._tree.leaves.take(self._leaves(stream, numbers)) for stream, numbers in drawn]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def mass(self, streams: Sequence[Candidates]) -> float:
+        return self._tree.total
+
+    def probability(self, streams: Sequence[Candidates], drawn: Drawn) -> np.ndarray:
+        return self._powers(drawn) / self._tree.total
+
+    def raise_highest(self, priority: float) -> None:
+        self._highest = max(self._highest, min(priority, MAX_PRIORITY) ** self.alpha)
+
     def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
-        power = _check_priority(priority) ** self.alpha
+        power = check_priority(priority) ** self.alpha
         current = candidates.contains(numbers)
         if not current.all():
             numbers, power = numbers[current], power[current]
@@ -321,7 +345,7 @@ def _distinct(numbers: np.ndarray) -> np.ndarray:
     return numbers[np.sort(first)]
 
 
-def _check_priority(priority: np.ndarray) -> np.ndarray:
+def check_priority(priority: np.ndarray) -> np.ndarray:
     """The priorities as float64, at most MAX_PRIORITY; raises ValueError if one is negative, NaN or infinite."""
     if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):  # false with NaN
         wrong = priority[~((priority >= 0) & (priority < np.inf))]

@@ -47,6 +47,14 @@ class FixedSequence(ReaderConfig[Sequences]):
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Sequences]:
         return SequenceReader(storage, self, T, state)
 
+    def join(self, parts: list[Sequences]) -> Sequences:
+        state, weight, index = (
+            map_tree(concatenate, *[getattr(part, name) for part in parts]) for name in ("state", "weight", "index")
+        )
+        times = [replace(part, state=()) for part in parts]  # weight and index [n] are joined above
+        joined: Sequences = map_tree(lambda *x: concatenate(*x, axis=1) if x[0].ndim > 1 else x[0], *times)
+        return replace(joined, state=state, weight=weight, index=index)
+
 
 class SequenceReader(Reader[Sequences]):
     """Stores the agent's state at each batch where sequences start.
@@ -103,14 +111,6 @@ class SequenceReader(Reader[Sequences]):
             weight=weight,
             index=index,
         )
-
-    def join(self, parts: list[Sequences]) -> Sequences:
-        state, weight, index = (
-            map_tree(concatenate, *[getattr(part, name) for part in parts]) for name in ("state", "weight", "index")
-        )
-        times = [replace(part, state=()) for part in parts]  # weight and index [n] are joined above
-        joined: Sequences = map_tree(lambda *x: concatenate(*x, axis=1) if x[0].ndim > 1 else x[0], *times)
-        return replace(joined, state=state, weight=weight, index=index)
 
     def to_index(self, numbers: np.ndarray) -> np.ndarray:
         B = self._storage.ring.B

@@ -6,9 +6,7 @@ takes turns with its sampler all are waited for, as with one sampler; async_rl l
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +21,6 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import count, number, positive
-from rlframe.core.errors import ReadableError
 from rlframe.core.parts import ROOTS, part
 from rlframe.core.ranks import SamplerRank, current_ranks, use_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -34,13 +31,10 @@ from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.cpu_worker import parameters
 from rlframe.rollout.inference import empty_batch
 from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
-from rlframe.system.cluster import check_room, imported
+from rlframe.system.actors import CALL_S, Actors
+from rlframe.system.cluster import check_room
 from rlframe.system.env_vars import current_env_vars
-from rlframe.system.service import RestartBudget, WorkersFailed
-
-_CALL_S = 600.0  # to make environments, or a sampler
-
-_log = logging.getLogger("rlframe")
+from rlframe.system.service import RestartBudget
 
 
 @dataclass(frozen=True)
@@ -121,8 +115,8 @@ class Config(SamplerConfig):
         return RayCollectors(envs, agent, n_slots)
 
 
-class RayActors:
-    """The actors, which are replaced when they die or hang, and their parameters, one object for each version."""
+class RayActors(Actors):
+    """Actors with samplers, and their parameters, one object for each version."""
 
     def __init__(self, config: Config, env: EnvConfig, seed: int, place: tuple[int, int] = (0, 1)) -> None:
         """Start them and wait for their environments.
@@ -132,16 +126,16 @@ class RayActors:
         Raises:
             ConfigError: Ray is missing or not connected, or the cluster is too small.    EnvError: as `make_envs`.
         """
-        self.ray, self.config, self.env, self.seed = imported(), config, env, seed
-        self._place, self._part = place, config.part_of()
+        budget = RestartBudget(config.max_restarts, "sampler.max_restarts", "actors", "a single batch")
+        super().__init__("sampler=ray", budget, "restarted with fresh seeds")
+        self.config, self.env, self.seed = config, env, seed
+        self._place, self._part_of_each = place, config.part_of()
         check_room(config.n_samplers, config.cpus, f"sampler.n_samplers={config.n_samplers}")
         self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(Actor)
-        self.restarts = RestartBudget(config.max_restarts, "sampler.max_restarts", "actors", "a single batch")
-        self.early = [0] * config.n_samplers  # deaths of each in a row without a batch
-        self._agent: Any = None
+        self._agent: list[Any] = []  # a reference to it, once there is one
         self._parameters: Any = None  # a reference to the newest
         self.version = 0
-        self.actors = [self._launch(i) for i in range(config.n_samplers)]
+        self.start(config.n_samplers)
         try:
             found = [self.get(actor.spaces.remote()) for actor in self.actors]
         except BaseException:
@@ -149,24 +143,19 @@ class RayActors:
             raise
         self.observation_space, self.action_space, self.backend = found[0]
 
-    def _launch(self, i: int) -> Any:
+    def launch(self, i: int) -> Any:
         (rank, n), k = self._place, self.config.n_samplers
         seed = seed_int(self.seed, Role.RESTART, self.restarts.n) if self.restarts.n else self.seed
-        return self._made.remote((rank * k + i, n * k), self._part, self.env, seed, dict(current_env_vars()))
+        actor = self._made.remote((rank * k + i, n * k), self._part_of_each, self.env, seed, dict(current_env_vars()))
+        for agent in self._agent:
+            actor.start.remote(agent)
+        return actor
 
-    def get(self, reference: Any, timeout_s: float = _CALL_S) -> Any:
-        """The value of a reference; raises the error of the actor's work as it was, and Ray's own."""
-        try:
-            return self.ray.get(reference, timeout=timeout_s)
-        except self.ray.exceptions.RayTaskError as error:
-            cause = getattr(error, "cause", None)
-            raise (cause if isinstance(cause, ReadableError) else error) from None
-
-    def start(self, agent: Agent) -> str:
+    def give(self, agent: Agent) -> str:
         """Give all the agent; returns their backend."""
-        self._agent = self.ray.put(copy.deepcopy(agent).to("cpu"))
+        self._agent = [self.ray.put(copy.deepcopy(agent).to("cpu"))]
         self.push(agent)
-        backends: list[str] = [self.get(actor.start.remote(self._agent)) for actor in self.actors]
+        backends: list[str] = [self.get(actor.start.remote(*self._agent)) for actor in self.actors]
         return backends[0]
 
     def push(self, agent: Agent) -> None:
@@ -178,7 +167,7 @@ class RayActors:
         """A reference to the next batch of an actor."""
         return self.actors[i].collect.remote(self.version, self._parameters)
 
-    def sure(self, i: int, reference: Any, again: Callable[[], Any], timeout_s: float = _CALL_S) -> Any:
+    def sure(self, i: int, reference: Any, again: Callable[[], Any], timeout_s: float = CALL_S) -> Any:
         """The value of a call of actor i; that of `again()` if the actor dies or takes too long, and is replaced."""
         while True:
             try:
@@ -186,32 +175,6 @@ class RayActors:
             except self.deaths as error:
                 self.replace(i, error)
                 reference = again()
-
-    def replace(self, i: int, error: Exception) -> None:
-        """Start another actor; raises WorkersFailed if too many have died."""
-        with contextlib.suppress(Exception):
-            self.ray.kill(self.actors[i])
-        self.early[i] += 1
-        what = f"actor {i} of sampler=ray: {type(error).__name__}"
-        if reason := self.restarts.record_death(self.early[i]):
-            raise WorkersFailed(f"{what}; {reason}") from error
-        self.restarts.back_off(self.early[i])
-        _log.warning(f"{what}; restarted with fresh seeds (restart {self.restarts.n})")
-        self.actors[i] = self._launch(i)
-        self.actors[i].start.remote(self._agent)
-
-    @property
-    def deaths(self) -> tuple[type[Exception], ...]:
-        """The errors of an actor that has died or takes too long."""
-        found = self.ray.exceptions
-        return found.RayActorError, found.WorkerCrashedError, found.ObjectLostError, found.GetTimeoutError
-
-    def close(self) -> None:
-        """End the actors. May be called twice."""
-        for actor in self.actors:
-            with contextlib.suppress(Exception):
-                self.ray.kill(actor)
-        self.actors = []
 
 
 class _Batches:
@@ -270,7 +233,7 @@ class RaySampler(Sampler):
         batch = empty_batch(envs.observation_space, envs.action_space, agent, *self.batch_spec[:2])
         b = config.batch_B // n
         self._samples, self._columns = batch.samples(), [batch.columns(i * b, i * b + b) for i in range(n)]
-        self.backend = f"{envs.start(agent)}, in {n} actors of Ray"
+        self.backend = f"{envs.give(agent)}, in {n} actors of Ray"
         self._batches, self._end = _Batches(envs), 0
 
     def collect(self) -> Samples:
@@ -313,7 +276,7 @@ class RayCollectors(SourceAhead):
         self.batch_spec = BatchSpec(config.batch_T, config.batch_B // n, n)
         self._batch = empty_batch(envs.observation_space, envs.action_space, agent, *self.batch_spec[:2])
         self._samples, self.n_slots = self._batch.samples(), n_slots
-        self.backend = f"{envs.start(agent)}, in {n} actors of Ray"
+        self.backend = f"{envs.give(agent)}, in {n} actors of Ray"
         self._batches = _Batches(envs)
         self.version = self.posted_version = envs.version
         self.queue_length, self._last = 0, -1

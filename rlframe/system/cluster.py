@@ -27,7 +27,7 @@ _watching: list[Any] = []  # the process that does, and our end of its line
 
 @chz.chz
 class RayOptions:
-    """Where the actors of sampler=ray run."""
+    """Where the actors of sampler=ray and replay=ray run."""
 
     address: str = option("", "auto or host:port of a running cluster; default: one of this machine, for this process")
     num_cpus: int = count(0, "of this machine's cluster; 0: its cores", low=0)
@@ -41,7 +41,7 @@ def imported() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError('sampler=ray needs ray: pip install "rlframe[ray]"') from None
+        raise ConfigError('sampler=ray and replay=ray need ray: pip install "rlframe[ray]"') from None
     return ray
 
 
@@ -56,6 +56,7 @@ def connect(options: RayOptions) -> None:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will have it; it warns otherwise
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls to dead actors, which are replaced and told
     try:
         if options.address:
             _knock(options.address)
@@ -127,7 +128,9 @@ def _below(process: psutil.Process) -> dict[int, psutil.Process]:
 
 
 def check_room(n_actors: int, cpus: float, setting: str) -> None:
-    """Raise ConfigError if the cluster cannot hold so many actors with so many CPUs each."""
+    """Raise ConfigError if there is no cluster, or it cannot hold so many actors with so many CPUs each."""
+    if not imported().is_initialized():
+        raise ConfigError(f"{setting} needs a Ray cluster: call rlframe.system.cluster.connect(RayOptions()) before")
     available = imported().cluster_resources().get("CPU", 0.0)
     if n_actors * cpus > available:
         raise ConfigError(

@@ -107,6 +107,12 @@ def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
     assert ratio.due(n_rows=1) == 250
 
 
+def test_updates_wait_while_replay_has_lost_all_rows() -> None:
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=8, learning_starts=0)
+    ratio.receive(0, 5)
+    assert [ratio.due(n_rows=n) for n in (5, 0, 1)] == [5, 0, 5]
+
+
 def test_what_is_given_up_is_told_and_survives_a_resume() -> None:
     ratio, other = ReplayRatio(replay_ratio=32.0, batch_size=32, learning_starts=0), ReplayRatio(32.0, 32, 0)
     for n in range(0, 1_000, 10):  # faster than it is paid

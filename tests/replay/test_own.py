@@ -53,13 +53,13 @@ def test_one_in_memory_learns_as_the_class_handed_over_does(mine: Path, tmp_path
 
 
 WRONG = {
-    "replay=mem": r"'mem' is not in rlframe.replay \(device, disk, memory, own\); did you mean memory",
+    "replay=mem": r"'mem' is not in rlframe.replay \(device, disk, memory, own, ray\); did you mean memory",
     "replay=FILE:np": "is not a class; give the class",
     "replay=FILE:Half": "lacks update_priorities, n_rows, state_dict, load_state_dict; rlframe.replay.Replay says",
     "replay=FILE:Counts": r"algo.replay=.*:Counts: n_rows is a method; make it a property",
     "replay=own": "algo.replay=own needs algo.replay.name=module:Class",
     "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
-    "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "needs replay=memory, device or disk",
+    "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "replay=memory, device, disk or ray",
     "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of rlframe",
     "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
     "algo.replay.memory=disk": "algo.replay.memory=disk is written algo.replay=disk",

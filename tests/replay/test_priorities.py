@@ -123,7 +123,7 @@ def test_unique_draws_are_those_of_drawing_one_by_one_without_replacement() -> N
     replay, _ = filled(unique=2)
     p = np.array([0.5, 0.3, 0.1, 0.1, 0, 0, 0, 0])
     replay.update_priorities(np.arange(8), 20 * p)
-    total = replay._selector._tree.total  # type: ignore[attr-defined]
+    total = replay.selector._tree.total  # type: ignore[attr-defined]
     counts = np.zeros((8, 8))
     for _ in range(4_000):
         first, second = replay.sample(2).index
@@ -131,18 +131,18 @@ def test_unique_draws_are_those_of_drawing_one_by_one_without_replacement() -> N
     expected = np.array([[a * b / (1 - a) if i != j else 0 for j, b in enumerate(p)] for i, a in enumerate(p)])
     np.testing.assert_allclose(counts / 4_000, expected, atol=0.03)
     assert counts.diagonal().sum() == 0
-    assert replay._selector._tree.total == total  # type: ignore[attr-defined]
+    assert replay.selector._tree.total == total  # type: ignore[attr-defined]
 
 
 def test_a_unique_batch_of_all_rows_is_all_rows_and_keeps_the_weights_of_single_draws() -> None:
     replay, _ = filled(unique=8, L=24)
     priority = np.array([1e-6, 2, 4, 8, 1, 1, 1, 1e6])  # one has nearly all of the total
     replay.update_priorities(np.arange(8), priority)
-    leaves = replay._selector._tree.leaves.copy()  # type: ignore[attr-defined]
+    leaves = replay.selector._tree.leaves.copy()  # type: ignore[attr-defined]
     drawn = replay.sample(8, beta=0.5)
     assert sorted(drawn.index.tolist()) == list(range(8))
     np.testing.assert_allclose(drawn.weight, (priority[drawn.index] / 1e-6) ** -0.5, rtol=1e-6)
-    np.testing.assert_array_equal(replay._selector._tree.leaves, leaves)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(replay.selector._tree.leaves, leaves)  # type: ignore[attr-defined]
 
 
 def test_a_unique_batch_waits_until_there_are_as_many_rows() -> None:
@@ -172,7 +172,7 @@ def test_new_rows_have_the_initial_priority_that_is_given() -> None:
     replay, history = filled(1, alpha=0.5, initial_priority=4.0)
     replay.update_priorities(np.arange(4), np.array([1.0, 100, 1, 1]))
     replay.append(history.batch(4))
-    assert replay._selector._tree.leaves[:8].tolist() == [1, 10, 1, 1, 2, 2, 2, 2]  # type: ignore[attr-defined]
+    assert replay.selector._tree.leaves[:8].tolist() == [1, 10, 1, 1, 2, 2, 2, 2]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])

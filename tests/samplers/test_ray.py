@@ -19,6 +19,8 @@ from rlframe.envs import EnvConfig, EnvError
 from rlframe.samplers import ray as on_ray
 from rlframe.samplers import serial
 from rlframe.system.cluster import RayOptions, check_room, connect
+from tests.clusters import ray as ray
+from tests.clusters import with_cluster
 from tests.processes import until
 from tests.runners.resumed import log, stopped_at
 from tests.samplers import faulty
@@ -27,31 +29,10 @@ from tests.samplers.made import agent_for, assert_equal, copied
 
 CONFIG = on_ray.Config(batch_T=8, batch_B=4, cpus=0.5)
 SERIAL = serial.Config(batch_T=8, batch_B=4)
-of_cluster = [  # its start takes seconds, and so does each process of Ray
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-]
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """Ray, connected to a cluster of two CPUs."""
-    found = pytest.importorskip("ray")
-    connect(RayOptions(num_cpus=2, object_store_gb=0.1))
-    yield found
-    found.shutdown()
 
 
 def ray_address(ray: Any) -> str:
     return str(ray.get_runtime_context().gcs_address)
-
-
-def with_cluster(test: Any) -> Any:
-    for mark in of_cluster:
-        test = mark(test)
-    return test
 
 
 @contextmanager
