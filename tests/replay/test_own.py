@@ -53,7 +53,7 @@ def test_one_in_memory_learns_as_the_class_handed_over_does(mine: Path, tmp_path
 
 
 WRONG = {
-    "replay=mem": r"'mem' is not in rlframe.replay \(device, disk, memory, own, ray\); did you mean memory",
+    "replay=mem": r"'mem' is not in rlframe.replay \(dataset, device, disk, memory, own, ray\); did you mean memory",
     "replay=FILE:np": "is not a class; give the class",
     "replay=FILE:Half": "lacks update_priorities, n_rows, state_dict, load_state_dict; rlframe.replay.Replay says",
     "replay=FILE:Counts": r"algo.replay=.*:Counts: n_rows is a method; make it a property",
