@@ -18,7 +18,7 @@ PACKAGE = ROOT / "rlframe"
 LAYERS: list[set[str]] = [
     {"core"},
     {"ops", "kernels", "distributions", "optimizers", "system", "record"},
-    {"envs", "models", "replay", "integrations"},
+    {"data", "envs", "models", "replay", "integrations"},
     {"critics", "exploration"},
     {"agents"},
     {"rollout"},
@@ -39,6 +39,7 @@ ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["rewards"] -= {"rollout", "replay", "system"}
 ALLOWED["integrations"] = {"integrations", "record", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
+ALLOWED["data"] = {"data", "core", "ops", "record"}
 ALLOWED["study"] |= {"analysis"}  # for the interval over seeds
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__main__"] = {"core"}  # it runs the commands by their names

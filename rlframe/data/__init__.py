@@ -1,0 +1,1 @@
+"""Episodes from anywhere: recorded by rlframe, or data sets of others."""
