@@ -3,10 +3,10 @@
     python -m benchmarks.estimates                     100 datasets, into results/offline/estimates.json
     python -m benchmarks.estimates n_datasets=10 out=/tmp/few.json
 
-CartPole-v1 cut after LIMIT steps, discount 0.99. Both policies push right with probability σ(β (0.5 ẋ + 8 θ + 3 θ̇)), the
-behaviour policy with β = 0.15 and the target policy with β = 0.4. The truth is the mean of TRUTH_EPISODES episodes of the
-target policy. Each dataset is 2,000 new episodes of the behaviour policy, with the log-probabilities that it acted with.
-A dataset that is in `out` already is not estimated again.
+CartPole-v1 cut after LIMIT steps, discount 0.99. Both policies push right with probability σ(β (0.5 v + 8 θ + 3 ω)), of
+the cart's speed v and the pole's angle θ and speed ω: the behaviour policy with β = 0.15, the target policy with 0.4.
+The truth is the mean of TRUTH_EPISODES episodes of the target policy. Each dataset is 2,000 new episodes of the behaviour
+policy, with the log-probabilities that it acted with. A dataset that is in `out` already is not estimated again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlframe.evaluation.target_policy import TargetPolicy
 
 LIMIT, DISCOUNT, N_EPISODES, TRUTH_EPISODES = 50, 0.99, 2_000, 400_000
 BEHAVIOUR, TARGET = 0.15, 0.4  # β
-GAINS = np.array([0.0, 0.5, 8.0, 3.0])  # of x, ẋ, θ, θ̇
+GAINS = np.array([0.0, 0.5, 8.0, 3.0])  # of the cart's place and speed, the pole's angle and speed
 OUT = Path("results/offline/estimates.json")
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
@@ -64,7 +64,9 @@ def episodes_of(seed: int) -> list[Episode]:
         ends = np.arange(T) == T - 1
         flags = terminated[i, :T], ends & ~terminated[i, :T]
         found.append(
-            Episode(observation[i, : T + 1], action[i, :T], np.ones(T, np.float32), *flags, {"log_prob": log_prob[i, :T]})
+            Episode(
+                observation[i, : T + 1], action[i, :T], np.ones(T, np.float32), *flags, {"log_prob": log_prob[i, :T]}
+            )
         )
     return found
 

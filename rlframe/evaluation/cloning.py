@@ -20,6 +20,7 @@ from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.heads import policy_head
 from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
+from rlframe.optimizers.moments import Adam
 
 _CHUNK = 8192  # rows of a network's input at once
 
@@ -65,14 +66,14 @@ def cloned_log_prob(
     held_out[rng.permutation(len(held_out))[: max(1, len(held_out) // 10)]] = True
     held_out = np.repeat(held_out, rows.length)
     checked, learned = torch.from_numpy(np.flatnonzero(held_out)), np.flatnonzero(~held_out)
-    optimizer = torch.optim.Adam(network.parameters(), config.learning_rate)
+    optimizer = Adam(list(network.parameters()), (0.9, 0.999), 1e-8)
     best, kept = -np.inf, copy.deepcopy(network.state_dict())
     for update in range(1, config.n_updates + 1):
         index = torch.from_numpy(rng.choice(learned, config.batch_size))
         loss = -_log_prob(network, distribution, rows, index).mean()
-        optimizer.zero_grad()
+        network.zero_grad()
         loss.backward()
-        optimizer.step()
+        optimizer.advance(config.learning_rate)
         if update % config.check_updates == 0 or update == config.n_updates:
             found = _all(network, distribution, rows, checked).mean()
             if found > best:

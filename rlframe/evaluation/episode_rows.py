@@ -11,6 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.data.episodes import Episode
 
@@ -47,8 +48,8 @@ def time_limit_of(episodes: Sequence[Episode]) -> int:
     return cut.pop() if cut == {max(len(episode.reward) for episode in episodes)} else 0
 
 
-def check_episodes(episodes: Sequence[Episode]) -> None:
-    """Raise ConfigError if episodes are too few, empty, not finite, or their parts are of different lengths."""
+def check_episodes(episodes: Sequence[Episode], observation_space: Space, action_space: Space) -> None:
+    """Raise ConfigError if episodes are too few, empty, not finite, or do not fit the spaces."""
     if len(episodes) < 2:
         raise ConfigError(f"the dataset has {pluralize(len(episodes), 'episode')}, and an interval needs at least 2")
     for number, episode in enumerate(episodes):
@@ -62,8 +63,16 @@ def check_episodes(episodes: Sequence[Episode]) -> None:
         wrong = [f"{name} of {found.pop()}" for name, found in lengths.items() if found != {T}]
         if not T or wrong:
             raise ConfigError(f"episode {number} of the dataset has {T} rewards {' and '.join(wrong)}; remove it")
+        _check_shapes(f"observations of episode {number}", episode.observation, observation_space)
+        _check_shapes(f"actions of episode {number}", episode.action, action_space)
         if not np.isfinite(episode.reward).all():
             raise ConfigError(f"episode {number} of the dataset has a reward that is not finite; remove it")
+
+
+def _check_shapes(name: str, found: Tree, space: Space) -> None:
+    shapes, own = ([tuple(x.shape[lead:]) for x in leaves(tree)] for tree, lead in ((found, 1), (zeros(space), 0)))
+    if shapes != own:
+        raise ConfigError(f"the {name} of the dataset have shapes {shapes}, and the policy's are {own}: {space}")
 
 
 def rows_of(episodes: Sequence[Episode], time_limit: int) -> EpisodeRows:

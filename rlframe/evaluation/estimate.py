@@ -141,18 +141,8 @@ def estimate(
         ConfigError: an unknown method, a greedy policy with ratios, or episodes that do not fit.
     """
     check_methods(methods)
-    if not 0 <= discount <= 1:
-        raise ConfigError(f"discount={discount:g} must be from 0 to 1")
-    if policy.greedy and (ratios := [method for method in methods if method != FQE]):
-        raise ConfigError(
-            f"estimate={ratios[0]} needs the probabilities of a policy that acts with noise, and this one is greedy: "
-            f"it gives the other actions of the data none; use explore=true, or estimate=fqe"
-        )
     episodes = list(episodes)
-    check_episodes(episodes)
-    limit = time_limit_of(episodes)
-    if FQE in methods and discount == 1 and not limit:
-        raise ConfigError("estimate=fqe with discount=1 needs episodes with a time limit; use discount=0.99 or so")
+    limit = _check(policy, episodes, discount, methods)
     rows = rows_of(episodes, limit)
     params = torch.cat([policy.params(episode) for episode in episodes])
     reward = rows.padded(rows.reward.numpy())
@@ -177,6 +167,22 @@ def estimate(
         ops.effective_sample_size(log_ratio) if behaviour else math.nan,
         ops.mean_ratio(log_ratio) if behaviour else math.nan,
     )
+
+
+def _check(policy: TargetPolicy, episodes: Sequence[Episode], discount: float, methods: Sequence[str]) -> int:
+    """Raise ConfigError for what cannot be estimated; returns the time limit of the episodes, 0 for none."""
+    if not 0 <= discount <= 1:
+        raise ConfigError(f"discount={discount:g} must be from 0 to 1")
+    if policy.greedy and (ratios := [method for method in methods if method != FQE]):
+        raise ConfigError(
+            f"estimate={ratios[0]} needs the probabilities of a policy that acts with noise, and this one is greedy: "
+            f"it gives the other actions of the data none; use explore=true, or estimate=fqe"
+        )
+    check_episodes(episodes, policy.observation_space, policy.action_space)
+    limit = time_limit_of(episodes)
+    if discount == 1 and not limit and {*methods} - {*OF_RATIOS}:
+        raise ConfigError(f"discount=1 is for {', '.join(OF_RATIOS)}, or episodes with a time limit; use 0.99 or so")
+    return limit
 
 
 def check_methods(methods: Sequence[str]) -> None:

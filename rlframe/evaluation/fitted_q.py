@@ -26,6 +26,7 @@ from rlframe.models.encoders import Vector, feature_size, make_encoder
 from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
 from rlframe.ops.off_policy_estimates import Terms
+from rlframe.optimizers.moments import Adam
 
 _CHUNK = 8192  # rows of a network's input at once
 _RIDGE = 1e-7  # of the last layer's equations, times the mean of their diagonal
@@ -110,7 +111,8 @@ def fitted_q(problem: Problem, config: FittedQConfig, seed: int) -> FittedQ:
         features.norm.update(rows.observation)
     features.to(device)
     head = nn.Linear(features.size, 1, bias=False).to(device)
-    optimizer = torch.optim.Adam([*features.network.parameters(), *features.encoder.parameters(), *head.parameters()])
+    learned = [*features.network.parameters(), *features.encoder.parameters(), *head.parameters()]
+    optimizer = Adam(learned, (0.9, 0.999), 1e-8)
     for start in range(0, config.n_rounds * config.n_updates, config.n_updates):
         found = solve(problem, features, rng)
         y = torch.from_numpy(_backup(problem, found.v.clip(low, high)) / scale).float()
@@ -119,10 +121,10 @@ def fitted_q(problem: Problem, config: FittedQConfig, seed: int) -> FittedQ:
         for update in range(start, start + config.n_updates):
             index = torch.from_numpy(rng.integers(len(y), size=config.batch_size))
             loss = F.mse_loss(head(features(*problem.taken(index))).view(-1), y[index].to(device))
-            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - update / (config.n_rounds * config.n_updates))
-            optimizer.zero_grad()
+            features.zero_grad()
+            head.zero_grad()
             loss.backward()
-            optimizer.step()
+            optimizer.advance(config.learning_rate * (1 - update / (config.n_rounds * config.n_updates)))
     return solve(problem, features, rng)
 
 
