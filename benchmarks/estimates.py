@@ -5,8 +5,9 @@
 
 CartPole-v1 cut after LIMIT steps, discount 0.99. Both policies push right with probability σ(β (0.5 v + 8 θ + 3 ω)), of
 the cart's speed v and the pole's angle θ and speed ω: the behaviour policy with β = 0.15, the target policy with 0.4.
-The truth is the mean of TRUTH_EPISODES episodes of the target policy. Each dataset is 2,000 new episodes of the behaviour
-policy, with the log-probabilities that it acted with. A dataset that is in `out` already is not estimated again.
+The truth is the mean of TRUTH_EPISODES episodes of the target policy. Each dataset is 2,000 new episodes of the
+behaviour policy, with the log-probabilities that it acted with. A dataset that is in `out` already is not estimated
+again.
 """
 
 from __future__ import annotations

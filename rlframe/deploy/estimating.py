@@ -44,6 +44,8 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     device, trust, snapshot = words.text("device", "auto"), words.flag("trust"), words.text("snapshot")
     runs = [load_trained(choose_snapshot(Path(name), snapshot), device, trust) for name in names]
     policies = [target_policy(run.agent, run.observation_space, run.action_space, explore, epsilon) for run in runs]
+    for policy in policies:
+        check_methods(methods, policy)
     if out:
         prepare_output(Path(out), "out")
     episodes, found = list(load_episodes(dataset)), []
@@ -60,11 +62,9 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
 
 def _methods(text: str) -> list[str]:
     try:
-        methods = entries_of(text)
+        return entries_of(text)
     except ValueError:
         raise ConfigError(f"estimate={shortened(text)!r} must be names, such as {','.join(METHODS)}") from None
-    check_methods(methods)
-    return methods
 
 
 def _number(words: KeyValues, key: str, default: str) -> float:

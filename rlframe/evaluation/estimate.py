@@ -140,7 +140,7 @@ def estimate(
     Raises:
         ConfigError: an unknown method, a greedy policy with ratios, or episodes that do not fit.
     """
-    check_methods(methods)
+    check_methods(methods, policy)
     episodes = list(episodes)
     limit = _check(policy, episodes, discount, methods)
     rows = rows_of(episodes, limit)
@@ -173,11 +173,6 @@ def _check(policy: TargetPolicy, episodes: Sequence[Episode], discount: float, m
     """Raise ConfigError for what cannot be estimated; returns the time limit of the episodes, 0 for none."""
     if not 0 <= discount <= 1:
         raise ConfigError(f"discount={discount:g} must be from 0 to 1")
-    if policy.greedy and (ratios := [method for method in methods if method != FQE]):
-        raise ConfigError(
-            f"estimate={ratios[0]} needs the probabilities of a policy that acts with noise, and this one is greedy: "
-            f"it gives the other actions of the data none; use explore=true, or estimate=fqe"
-        )
     check_episodes(episodes, policy.observation_space, policy.action_space)
     limit = time_limit_of(episodes)
     if discount == 1 and not limit and {*methods} - {*OF_RATIOS}:
@@ -185,14 +180,19 @@ def _check(policy: TargetPolicy, episodes: Sequence[Episode], discount: float, m
     return limit
 
 
-def check_methods(methods: Sequence[str]) -> None:
-    """Raise ConfigError unless these are some of METHODS, each once."""
+def check_methods(methods: Sequence[str], policy: TargetPolicy) -> None:
+    """Raise ConfigError unless these are some of METHODS, each once, and fit the policy."""
     for method in methods:
         if method not in METHODS:
             shown = shortened(method, 40)
             raise ConfigError(f"estimate={shown!r} is not one of {', '.join(METHODS)}{nearest(shown, METHODS)}")
     if not methods or len({*methods}) < len(methods):
         raise ConfigError(f"estimate={','.join(methods)} must name methods, each once, of {', '.join(METHODS)}")
+    if policy.greedy and (ratios := [method for method in methods if method != FQE]):
+        raise ConfigError(
+            f"estimate={ratios[0]} needs the probabilities of a policy that acts with noise, and this one is greedy: "
+            f"it gives the other actions of the data none; use explore=true, or estimate=fqe"
+        )
 
 
 def _behaviour(

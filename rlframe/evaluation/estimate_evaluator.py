@@ -36,8 +36,7 @@ class EstimateEvaluator(BaseEvaluator):
         Raises:
             ConfigError: an unknown method, or the probabilities of the agent's actions are not known.
         """
-        check_methods(methods)
-        target_policy(agent, *spaces)
+        check_methods(methods, target_policy(agent, *spaces))
         self.interval_steps = interval_steps
         self._agent, self._spaces, self._episodes = agent, spaces, list(episodes)
         self._discount, self._methods, self._seed, self._config = discount, tuple(methods), seed, config
