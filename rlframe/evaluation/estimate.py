@@ -154,7 +154,11 @@ def estimate(
     if {*methods} - {*OF_RATIOS}:
         space = space_of(policy.observation_space, limit)
         fitted = fitted_q(Problem(rows, params, policy, space, discount, limit), config.q, seed)
-    found = tuple(_interval(name, _terms(name, rows, log_ratio, reward, fitted, discount)) for name in methods)
+    spread = {FQE: fitted.spread} if fitted else {}
+    found = tuple(
+        _interval(name, _terms(name, rows, log_ratio, reward, fitted, discount), spread.get(name, 0.0))
+        for name in methods
+    )
     of_data = ops.importance_sampling(np.zeros_like(reward), reward, discount)
     return Report(
         found,
@@ -232,5 +236,5 @@ def _terms(
     return OF_BOTH[method](log_ratio, reward, rows.padded(fitted.q), rows.padded(v), discount)
 
 
-def _interval(method: str, terms: Terms) -> Estimate:
-    return Estimate(method, terms.value(), *ops.normal_interval(terms))
+def _interval(method: str, terms: Terms, spread: float = 0.0) -> Estimate:
+    return Estimate(method, terms.value(), *ops.normal_interval(terms, variance=spread))

@@ -37,6 +37,7 @@ class FittedQConfig:
     """How a Q-function is fitted."""
 
     hidden: tuple[int, ...] = sizes((128,), "widths of the fully connected layers")
+    n_networks: int = count(3, "networks whose mean is taken; 1: the interval knows nothing of their differences")
     n_rounds: int = count(6, "fixed points that the network learns from, one after another")
     n_updates: int = count(200, "updates of the network in a round")
     batch_size: int = count(256, "rows of an update")
@@ -70,6 +71,7 @@ class FittedQ:
     q: np.ndarray  # [N] of the actions taken
     v: np.ndarray  # [M] of all observations
     terms: Terms
+    spread: float = 0.0  # variance of the estimates of several networks
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,38 +101,57 @@ class Problem:
 def fitted_q(problem: Problem, config: FittedQConfig, seed: int) -> FittedQ:
     """Fit Q and estimate by it; the same again for the same seed.
 
+    Q is the mean of several networks, each learned from episodes drawn with replacement. How far their estimates are
+    apart is what the choice of the features adds to the error, which the episodes' influence does not have.
+    """
+    found = []
+    for network in range(config.n_networks):
+        rng = generator(seed, Role.ESTIMATE, 0, network)
+        features = _learned(problem, config, seed_int(seed, Role.ESTIMATE, network), rng)
+        found.append(solve(problem, features, torch.ones(len(problem.rows.row)), rng))
+    x = np.mean([each.terms.numerator for each in found], 0)
+    spread = np.var([each.terms.value() for each in found], ddof=1) if len(found) > 1 else 0.0
+    q, v = np.mean([each.q for each in found], 0), np.mean([each.v for each in found], 0)
+    return FittedQ(found[0].theta, q, v, Terms(x, np.ones_like(x)), float(spread))
+
+
+def _learned(problem: Problem, config: FittedQConfig, network_seed: int, rng: np.random.Generator) -> Features:
+    """Hidden layers, learned from as many episodes, drawn with replacement.
+
     In each round the network regresses on r + γ E_π Q'(s', a'). The paper's Q' is that of the round before, so K rounds
     look K steps ahead. Here Q' is the fixed point on the features of the round before, and a few rounds are enough.
     """
-    rows, rng, device = problem.rows, generator(seed, Role.ESTIMATE, 0), problem.params.device
-    low, high = _bounds(problem)
-    scale = _scale(problem)
+    rows, device = problem.rows, problem.params.device
+    (low, high), scale = _bounds(problem), _scale(problem)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(seed, Role.ESTIMATE))
+        torch.manual_seed(network_seed)
         features = Features(problem.observation_space, problem.target.action_space, config.hidden)
-        features.norm.update(rows.observation)
+        head = nn.Linear(features.size, 1, bias=False).to(device)
+    features.norm.update(rows.observation)
     features.to(device)
-    head = nn.Linear(features.size, 1, bias=False).to(device)
     learned = [*features.network.parameters(), *features.encoder.parameters(), *head.parameters()]
-    optimizer = Adam(learned, (0.9, 0.999), 1e-8)
-    for start in range(0, config.n_rounds * config.n_updates, config.n_updates):
-        found = solve(problem, features, rng)
-        y = torch.from_numpy(_backup(problem, found.v.clip(low, high)) / scale).float()
-        with torch.no_grad():
-            head.weight.copy_(found.theta / scale)
-        for update in range(start, start + config.n_updates):
-            index = torch.from_numpy(rng.integers(len(y), size=config.batch_size))
-            loss = F.mse_loss(head(features(*problem.taken(index))).view(-1), y[index].to(device))
-            features.zero_grad()
-            head.zero_grad()
-            loss.backward()
-            optimizer.advance(config.learning_rate * (1 - update / (config.n_rounds * config.n_updates)))
-    return solve(problem, features, rng)
+    optimizer, n_updates = Adam(learned, (0.9, 0.999), 1e-8), config.n_rounds * config.n_updates
+    n = len(rows.length)
+    counts = np.repeat(rng.multinomial(n, np.full(n, 1 / n)) if config.n_networks > 1 else np.ones(n, int), rows.length)
+    drawn = np.repeat(np.arange(len(counts)), counts)
+    for update in range(n_updates):
+        if update % config.n_updates == 0:
+            found = solve(problem, features, torch.from_numpy(counts).float(), rng)
+            y = torch.from_numpy(_backup(problem, found.v.clip(low, high)) / scale).float()
+            with torch.no_grad():
+                head.weight.copy_(found.theta / scale)
+        index = torch.from_numpy(rng.choice(drawn, config.batch_size))
+        loss = F.mse_loss(head(features(*problem.taken(index))).view(-1), y[index].to(device))
+        features.zero_grad()
+        head.zero_grad()
+        loss.backward()
+        optimizer.advance(config.learning_rate * (1 - update / n_updates))
+    return features
 
 
 @torch.no_grad()
-def solve(problem: Problem, features: Features, rng: np.random.Generator) -> FittedQ:
-    """The fixed point of fitted Q evaluation on features φ, and its estimate.
+def solve(problem: Problem, features: Features, counts: Tensor, rng: np.random.Generator) -> FittedQ:
+    """The fixed point of fitted Q evaluation on features φ, of rows that count so often [N], and its estimate.
 
     A θ = b with A = Σ φ(s,a) (φ(s,a) - γ E_π φ(s',a'))ᵀ, b = Σ φ(s,a) r   (LSTD-Q, Lagoudakis & Parr 2003, eq. 5.1).
     The estimate is mean_i V(s_i0) with V = θᵀ E_π φ. Episode i adds V(s_i0) + Σ_t ω(s_t,a_t) δ_t to it, where δ is the
@@ -143,8 +164,9 @@ def solve(problem: Problem, features: Features, rng: np.random.Generator) -> Fit
     b = torch.zeros(features.size, 1, dtype=torch.float64)
     for at in torch.arange(len(row)).split(_CHUNK):
         own, following = phi[at].double(), psi[row[at] + 1].double()
-        A += own.T @ (own - gamma * rows.bootstraps[at, None] * following)
-        b += own.T @ rows.reward[at, None].double()
+        own_T = own.T * counts[at]
+        A += own_T @ (own - gamma * rows.bootstraps[at, None] * following)
+        b += own_T @ rows.reward[at, None].double()
     A += torch.eye(len(A)) * _RIDGE * phi.square().sum() / len(A)
     theta = torch.linalg.solve(A, b).float()
     q, v = (phi @ theta).view(-1).double().numpy(), (psi @ theta).view(-1).double().numpy()

@@ -119,11 +119,14 @@ def mean_ratio(log_ratio: Array) -> float:
     return float(_ratio(log_ratio)[:, -1].mean())
 
 
-def normal_interval(terms: Terms, level: float = 0.95) -> tuple[float, float]:
-    """The estimate -+ z s / √n, where s² is the variance of the influence (the delta method)."""
+def normal_interval(terms: Terms, level: float = 0.95, variance: float = 0.0) -> tuple[float, float]:
+    """The estimate -+ z √(s² / n + variance), where s² is the variance of the influence (the delta method).
+
+    `variance`: of what differs from dataset to dataset beside.
+    """
     influence = terms.influence()
-    half = NormalDist().inv_cdf((1 + level) / 2) * influence.std(ddof=1) / math.sqrt(len(influence))
-    return terms.value() - float(half), terms.value() + float(half)
+    half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(influence.var(ddof=1) / len(influence) + variance)
+    return terms.value() - half, terms.value() + half
 
 
 def bootstrap_interval(terms: Terms, rng: np.random.Generator, level: float = 0.95) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlframe.agents import Agent
 from rlframe.agents.actor import Deterministic, SquashedGaussian, make_actor_agent
 from rlframe.agents.policy import make_policy_agent
 from rlframe.agents.q import make_q_agent
@@ -28,7 +29,9 @@ from rlframe.record import METRICS
 STATES, ACTIONS = spaces.Discrete(4), spaces.Discrete(2)
 BOX, NUMBER = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32)
 P, B = 0.8, 0.5  # probability of a step to the right
-SMALL = EstimateConfig(q=FittedQConfig(hidden=(16,), n_rounds=2, n_updates=20), clone=CloneConfig(n_updates=100))
+SMALL = EstimateConfig(
+    q=FittedQConfig(hidden=(16,), n_networks=2, n_rounds=2, n_updates=20), clone=CloneConfig(n_updates=100)
+)
 
 
 def walk(n: int, seed: int, limit: int = 0) -> list[Episode]:
@@ -106,19 +109,19 @@ def test_box_actions_are_samples_in_fitted_q_evaluation() -> None:
     assert report.estimates[0].value == pytest.approx(0.3, abs=0.05)
 
 
-def episode_of(agent: object, T: int = 5) -> tuple[Episode, np.ndarray]:
+def episode_of(agent: Agent, T: int = 5) -> tuple[Episode, np.ndarray]:
     """An episode that an agent played on random observations, and the log-probabilities that it recorded."""
     rng = np.random.default_rng(0)
     observation = rng.uniform(-1, 1, (T + 1, 3)).astype(np.float32)
-    state = agent.initial_state([0])  # type: ignore[attr-defined]
+    state = agent.initial_state([0])
     action, log_prob, previous, reward = [], [], None, 0.0
     for t in range(T):
-        noise = agent.noise(rng, (1,))  # type: ignore[attr-defined]
+        noise = agent.noise(rng, (1,))
         noise = noise.torch() if hasattr(noise, "torch") else torch.as_tensor(noise)
         prev = torch.zeros(1, 1) if previous is None else previous
         first = torch.tensor([t == 0])
         inputs = AgentInputs(torch.as_tensor(observation[t : t + 1]), prev, torch.tensor([reward]), first)
-        step = agent.step(inputs, state, noise)  # type: ignore[attr-defined]
+        step = agent.step(inputs, state, noise)
         state, previous, reward = step.state, step.action, float(t)
         action.append(step.action[0].numpy())
         log_prob.append(float(step.info.log_prob))
@@ -128,11 +131,12 @@ def episode_of(agent: object, T: int = 5) -> tuple[Episode, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["ppo", "lstm", "sac"])
 def test_log_probabilities_are_those_that_the_agent_records(kind: str) -> None:
+    agent: Agent
     if kind == "sac":
         agent = make_actor_agent(BOX, NUMBER, SquashedGaussian(NUMBER), ModelConfig(), "stochastic")
     else:
-        memory = {"memory": "lstm", "feed_back": True} if kind == "lstm" else {}
-        agent = make_policy_agent(BOX, NUMBER, ModelConfig(**memory))
+        model = ModelConfig(memory="lstm", feed_back=True) if kind == "lstm" else ModelConfig()
+        agent = make_policy_agent(BOX, NUMBER, model)
     episode, recorded = episode_of(agent)
     policy = target_policy(agent, BOX, NUMBER)
     found = policy.log_prob(policy.params(episode)[:-1], torch.as_tensor(episode.action))
@@ -141,7 +145,9 @@ def test_log_probabilities_are_those_that_the_agent_records(kind: str) -> None:
 
 def test_an_epsilon_greedy_agent_has_the_probabilities_of_its_rate() -> None:
     agent = make_q_agent(BOX, ACTIONS, ModelConfig(), ExpectedValue(), "epsilon")
-    episode = Episode(np.zeros((2, 3), np.float32), np.zeros(1, np.int64), np.zeros(1), *np.ones((2, 1), bool), {})
+    episode = Episode(
+        np.zeros((2, 3), np.float32), np.zeros(1, np.int64), np.zeros(1), np.ones(1, bool), np.ones(1, bool), {}
+    )
     policy = target_policy(agent, BOX, ACTIONS, epsilon=0.2)
     _, weight = policy.choices(policy.params(episode), np.random.default_rng(0))
     np.testing.assert_allclose(np.sort(weight.numpy(), -1), [[0.1, 0.9]] * 2, atol=1e-6)
