@@ -95,6 +95,8 @@ def target_policy(
         ConfigError: the probabilities of its actions with noise are not known.
     """
     device = next(agent.parameters()).device
+    with agent.exploring_at(epsilon):  # an agent without epsilon is an error
+        pass
     if isinstance(agent, ActorAgent):
         network, distribution = _of_actor(agent, explore)
     elif isinstance(agent, QAgent):
