@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.spaces import zeros
+from rlframe.core.spaces import action_parts, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.data.episodes import Episode
 
@@ -63,16 +63,27 @@ def check_episodes(episodes: Sequence[Episode], observation_space: Space, action
         wrong = [f"{name} of {found.pop()}" for name, found in lengths.items() if found != {T}]
         if not T or wrong:
             raise ConfigError(f"episode {number} of the dataset has {T} rewards {' and '.join(wrong)}; remove it")
-        _check_shapes(f"observations of episode {number}", episode.observation, observation_space)
-        _check_shapes(f"actions of episode {number}", episode.action, action_space)
+        if episode.terminated[:-1].any() or episode.truncated[:-1].any():
+            raise ConfigError(f"episode {number} of the dataset ends before its last step; divide it into episodes")
+        _check_values(f"observations of episode {number}", episode.observation, observation_space)
+        _check_values(f"actions of episode {number}", episode.action, action_space)
         if not np.isfinite(episode.reward).all():
             raise ConfigError(f"episode {number} of the dataset has a reward that is not finite; remove it")
 
 
-def _check_shapes(name: str, found: Tree, space: Space) -> None:
+def _check_values(name: str, found: Tree, space: Space) -> None:
+    """Raise ConfigError if they are of other shapes, not finite, or no classes from 0."""
     shapes, own = ([tuple(x.shape[lead:]) for x in leaves(tree)] for tree, lead in ((found, 1), (zeros(space), 0)))
     if shapes != own:
         raise ConfigError(f"the {name} of the dataset have shapes {shapes}, and the policy's are {own}: {space}")
+    for x, (_, part) in zip(leaves(found), action_parts(space), strict=True):
+        if not np.isfinite(x).all():
+            raise ConfigError(f"the {name} of the dataset are not finite; remove it")
+        if isinstance(part, spaces.Discrete) and not (x.min() >= 0 and x.max() < part.n):
+            raise ConfigError(
+                f"the {name} of the dataset have classes from {x.min()} to {x.max()}, and {part} has {part.n}; "
+                f"they count from 0"
+            )
 
 
 def rows_of(episodes: Sequence[Episode], time_limit: int) -> EpisodeRows:
