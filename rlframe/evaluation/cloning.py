@@ -32,7 +32,7 @@ class CloneConfig:
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers")
     n_updates: int = count(2_000, "updates at most")
     batch_size: int = count(256, "rows of an update")
-    learning_rate: float = number(1e-3, "of Adam")
+    learning_rate: float = number(1e-3, "of Adam; falls to 0 linearly")
     check_updates: int = count(100, "updates between checks on the episodes held out; the best network is kept")
 
 
@@ -73,7 +73,7 @@ def cloned_log_prob(
         loss = -_log_prob(network, distribution, rows, index).mean()
         network.zero_grad()
         loss.backward()
-        optimizer.advance(config.learning_rate)
+        optimizer.advance(config.learning_rate * (1 - (update - 1) / config.n_updates))
         if update % config.check_updates == 0 or update == config.n_updates:
             found = _all(network, distribution, rows, checked).mean()
             if found > best:
