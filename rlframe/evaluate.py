@@ -28,6 +28,7 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.data.writing import NewDataset, check_can_write, check_free
+from rlframe.deploy.estimating import estimate_runs
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained, params_of
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
@@ -59,6 +60,10 @@ usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
   device=auto      auto | cpu | cuda:0
   trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)
   traceback=false  show the traceback of an error
+  estimate=wis,fqe dataset=PATH discount=0.99
+                   play nothing: estimate the worth of the policy with its noise from episodes of others, by is, wis,
+                   pdis, wpdis, dr, wdr and fqe; explore=false, its greedy actions, by fqe alone
+                   (docs/guides/estimates.md)
 
 and any other key of the run that matters here, with another value than in training: env=, env_kwargs.NAME=,
 env_backend=, eval.NAME=, precision=, threads=, and model.NAME= and algo.NAME= as long as the weights fit the network.
@@ -118,7 +123,10 @@ def main(argv: list[str]) -> int:
 def _evaluate(argv: list[str]) -> int:
     is_path = [index == 0 or "=" not in word or Path(word).exists() for index, word in enumerate(argv)]
     names = [word for word, path in zip(argv, is_path, strict=True) if path]
-    options = read_options(KeyValues(word for word, path in zip(argv, is_path, strict=True) if not path))
+    words = KeyValues(word for word, path in zip(argv, is_path, strict=True) if not path)
+    if "estimate" in words.remaining:
+        return estimate_runs(names, words)
+    options = read_options(words)
     runs = [_load(name, options) for name in names]
     if options.out:
         prepare_output(Path(options.out), "out")

@@ -41,6 +41,7 @@ ALLOWED["data"] = {"data", "record", "core"}
 ALLOWED["rewards"] -= {"rollout", "replay", "system"}
 ALLOWED["integrations"] = {"integrations", "record", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
+ALLOWED["data"] = {"data", "core", "ops", "record"}
 ALLOWED["study"] |= {"analysis"}  # for the interval over seeds
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__main__"] = {"core"}  # it runs the commands by their names

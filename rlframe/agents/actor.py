@@ -191,7 +191,7 @@ class ActorAgent(Agent):
         self.register_buffer("random", torch.zeros(()))
         self._samples_if_random = not (policy.size or exploration.samples)  # a choice that is greedy otherwise
         sampled = exploration.samples and not exploration.changes
-        self._log_prob_known = sampled or isinstance(exploration, NetworkNoise)
+        self.log_prob_known = sampled or isinstance(exploration, NetworkNoise)
 
     def set_random(self, random: bool) -> None:
         """Whether actions are uniformly random from now on."""
@@ -236,7 +236,7 @@ class ActorAgent(Agent):
         if policy.size:
             action = action * (1 - random) + noise.uniform * random
         log_prob = policy.log_prob(params, action, random, xp)
-        if not self._log_prob_known:
+        if not self.log_prob_known:
             log_prob = map_tree(lambda x: x * math.nan, log_prob)
         return AgentStep(action.reshape(-1, *policy.shape), ActorInfo(log_prob), state)
 

@@ -24,6 +24,7 @@ class Role(IntEnum):
     TORCH = 10
     BONUS = 12
     PERTURBATION = 13
+    ESTIMATE = 20
 
 
 # Roles with a separate stream per rank. Networks start equal on all ranks, and environments are keyed by their index

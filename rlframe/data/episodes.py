@@ -80,11 +80,15 @@ class _Rows(Struct):
         return len(self.valid)
 
 
+def sampled_actions(episode: Episode, action_space: Space) -> Tree:
+    """Its actions [T, ...] as agents see them, before they were clipped if that was recorded."""
+    sampled: Any = episode.info.get(SAMPLED_ACTION)
+    return canonical_actions(action_space, episode.action) if sampled is None else sampled
+
+
 def _rows_of(episode: Episode, action_space: Space) -> _Rows:
     """[T+1]: its steps, and the last observation as a row of its own (see Samples)."""
-    n = len(episode)
-    sampled: Any = episode.info.get(SAMPLED_ACTION)
-    action = canonical_actions(action_space, episode.action) if sampled is None else sampled
+    n, action = len(episode), sampled_actions(episode, action_space)
     padded = map_tree(lambda x, zero: np.concatenate([x, zero[None]]), action, zeros(action_space))
     reward = np.append(episode.reward, np.float32(0))
     terminated, truncated = np.append(episode.terminated, False), np.append(episode.truncated, False)

@@ -132,7 +132,7 @@ class Dataset:
         info = {}
         for key, x in found["infos"].items():
             if x.dtype.kind in "fiub" and x.ndim and len(x) in (n, n + 1):
-                info[str(key)] = x[len(x) - n :]  # Minari has those of the reset first
+                info[str(key)] = x[len(x) - n :].copy()  # Minari has those of the reset first
         rewards = reward.astype(np.float32)
         if not np.isfinite(rewards).all():
             raise ValueError("rewards have NaN or Inf")
@@ -154,7 +154,8 @@ def _of_space(space: Space, values: Any, n: int, name: str) -> Any:
             raise ValueError(f"{part_name} is {x.dtype}, not {dtype}")
         if dtype.kind == "f" and not np.isfinite(x).all():
             raise ValueError(f"{part_name} has NaN or Inf")
-        return x.astype(dtype, copy=False)
+        x = x.astype(dtype, copy=False)
+        return x if x.flags.writeable else x.copy()  # of a mapped file
 
     return map_tree(fitting, values)
 

@@ -13,7 +13,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, count, count_or_auto, number, option
+from rlframe.core.config import AUTO, count, count_or_auto, names, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
@@ -59,6 +59,10 @@ class EvalConfig:
         0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides", high=10**10
     )
     video_every: int = count(0, "film an episode after every n-th evaluation, into RUN_DIR/videos; 0: none")
+    estimate: tuple[str, ...] = names(
+        (), "[wis,fqe] and others: estimates from a dataset (docs/guides/estimates.md); no episodes are played"
+    )
+    dataset: str = option("", "that estimates are from; default: the one that is learned from")
     function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
 
     @chz.validate
@@ -69,6 +73,12 @@ class EvalConfig:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
         if self.video_every and self.function:
             raise ConfigError(f"eval.video_every={self.video_every} films episodes, and eval.function plays its own")
+        if self.estimate and self.function:
+            raise ConfigError(f"eval.estimate and eval.function={self.function} both replace episodes; choose one")
+        if self.dataset and not self.estimate:
+            raise ConfigError(
+                f"eval.dataset={self.dataset:.100} is for eval.estimate=[wis,fqe]; add it, or remove this"
+            )
 
 
 Stop = Callable[[], bool]

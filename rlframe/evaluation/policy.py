@@ -16,6 +16,7 @@ from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.evaluation.target_policy import TargetPolicy, target_policy
 
 
 class Policy:
@@ -57,6 +58,10 @@ class Policy:
         call = self._explore if explore else self._greedy
         actions, self._state = call(rows, self._state, rewards)
         return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
+
+    def target(self, explore: bool = True, epsilon: float = float("nan")) -> TargetPolicy:
+        """The distribution over its actions, for estimates of its worth; see `target_policy`."""
+        return target_policy(self._agent, self.observation_space, self.action_space, explore, epsilon)
 
     def _explore(self, rows: Tree, state: Tree, rewards: torch.Tensor) -> tuple[Tree, Tree]:
         noise = map_tree(lambda x: torch.from_numpy(x).to(self._device), self._agent.noise(self._rng, (len(rewards),)))

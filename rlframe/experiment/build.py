@@ -15,6 +15,7 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice, compiling
+from rlframe.algos.defaults import learns_from
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
@@ -24,6 +25,8 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
+from rlframe.evaluation.episode_rows import load_episodes
+from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.compilation import choose_compile
@@ -33,6 +36,7 @@ from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
+from rlframe.replay import OfDatasets
 from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import rewards_for
 from rlframe.rollout.inference import rows_keep_their_bits
@@ -200,12 +204,30 @@ def _make_evaluator(
 ) -> BaseEvaluator | None:
     """None: the run evaluates nothing."""
     config, seed = experiment.eval, experiment.seed
+    if config.estimate:
+        return _make_estimator(experiment, agent, in_spaces)
     if experiment.evaluates:
         env = replace(experiment.eval_env_config(), gpus=affinity.gpus)
         return make_evaluator(config, env, agent, in_spaces, seed, affinity, experiment.sampler.supervision())
     if config.video_every:
         raise ConfigError(f"eval.video_every={config.video_every} films evaluations, and this run makes none")
     return None
+
+
+def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> EstimateEvaluator:
+    """An evaluator by a dataset; raises ConfigError if there is none, or a method does not fit the agent."""
+    config, algo = experiment.eval, experiment.algo
+    learned = algo.replay if learns_from(algo) == "replay" else None
+    name = config.dataset or (learned.names()[0] if isinstance(learned, OfDatasets) else "")
+    if not name:
+        raise ConfigError(
+            f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"
+        )
+    episodes = load_episodes(name, *in_spaces)
+    discount = experiment.sampler_config().discount
+    return EstimateEvaluator(
+        agent, in_spaces, episodes, discount, config.estimate, experiment.seed, config.interval_steps
+    )
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:

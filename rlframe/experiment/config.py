@@ -113,7 +113,7 @@ class Experiment:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
             )
-        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.function)
+        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.function or self.eval.estimate)
         if episodes and n_episodes < self.n_ranks:
             key = "learners" if self.learners > 1 else "world_size"
             raise ConfigError(
@@ -143,7 +143,8 @@ class Experiment:
     @property
     def evaluates(self) -> bool:
         """Whether it evaluates its agent while it trains."""
-        return bool(self.runner.evaluates(self.eval.n_episodes or int(bool(self.eval.function))))
+        other = bool(self.eval.function or self.eval.estimate)
+        return bool(self.runner.evaluates(self.eval.n_episodes or int(other)))
 
     @property
     def n_ranks(self) -> int:

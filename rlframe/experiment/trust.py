@@ -56,7 +56,7 @@ _TEXT = (
     "log_dir",
     "init",
     "record",  # resumed, it goes on only with a dataset that has its token
-    "algo.replay.path",
+    *("algo.replay.path", "eval.dataset"),
     "device",
     "affinity",
 )  # fields of free text

@@ -1,0 +1,80 @@
+"""`rlframe.evaluate RUN_DIR... estimate=wis,fqe dataset=PATH`: what trained policies are worth by a dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlframe.core.command_line import KeyValues
+from rlframe.core.config import entries_of, nearest
+from rlframe.core.errors import ConfigError, printable, shortened
+from rlframe.core.files import clear_output, prepare_output
+from rlframe.deploy.load import choose_snapshot, load_trained
+from rlframe.evaluation.episode_rows import load_episodes
+from rlframe.evaluation.estimate import METHODS, Report, check_methods, estimate
+from rlframe.evaluation.target_policy import target_policy
+
+KEYS = ("estimate", "dataset", "discount", "explore", "epsilon", "seed", "snapshot", "out", "device", "trust")
+
+
+def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
+    """Print a table for each run, and write `out`; returns the exit status.
+
+    Raises:
+        ConfigError: a key is wrong; before a dataset is read.
+    """
+    if unknown := [key for key in words.remaining if key not in KEYS]:
+        known = ", ".join(KEYS)
+        raise ConfigError(f"{unknown[0]} has no meaning with estimate=, which has {known}{nearest(unknown[0], KEYS)}")
+    methods, dataset = _methods(words.text("estimate")), words.text("dataset")
+    if not dataset:
+        raise ConfigError("estimate= needs dataset=PATH, the episodes to estimate from")
+    explore, epsilon = words.flag("explore", True), _number(words, "epsilon", "nan")
+    discount, seed, out = _number(words, "discount", "nan"), words.count("seed", 0), words.text("out")
+    device, trust, snapshot = words.text("device", "auto"), words.flag("trust"), words.text("snapshot")
+    runs = [load_trained(choose_snapshot(Path(name), snapshot), device, trust) for name in names]
+    policies = [target_policy(run.agent, run.observation_space, run.action_space, explore, epsilon) for run in runs]
+    for policy in policies:
+        check_methods(methods, policy)
+    if out:
+        prepare_output(Path(out), "out")
+    found = []
+    for name, run, policy in zip(names, runs, policies, strict=True):
+        episodes = load_episodes(dataset, run.observation_space, run.action_space)
+        own = run.experiment.sampler_config().discount
+        report = estimate(policy, episodes, own if discount != discount else discount, methods, seed)
+        print(printable(f"{run.experiment.title()}: {run.snapshot}, trained for {run.env_steps:,} env_steps"))
+        print(report.table())
+        found.append((name, report))
+    if out:
+        _write(Path(out), found)
+    return 0
+
+
+def _methods(text: str) -> list[str]:
+    try:
+        return entries_of(text)
+    except ValueError:
+        raise ConfigError(f"estimate={shortened(text)!r} must be names, such as {','.join(METHODS)}") from None
+
+
+def _number(words: KeyValues, key: str, default: str) -> float:
+    text = words.text(key, default)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{key}={shortened(text)!r} must be a number") from None
+    if text != default and not 0 <= value <= 1:
+        raise ConfigError(f"{key}={value:g} must be from 0 to 1")
+    return value
+
+
+def _write(out: Path, found: Sequence[tuple[str, Report]]) -> None:
+    facts: list[dict[str, Any]] = [{"run": name, **report.facts()} for name, report in found]
+    try:
+        clear_output(out)
+        out.write_text(json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None

@@ -1,0 +1,179 @@
+"""TargetPolicy: the distribution over actions of a policy whose worth is estimated, at every row of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
+from rlframe.agents.actor import Choice, SquashedGaussian
+from rlframe.agents.policy import GsdePolicyAgent
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import ACTION_MASK, action_parts
+from rlframe.core.struct import Tree, map_tree
+from rlframe.core.types import AgentInputs
+from rlframe.data.episodes import Episode
+from rlframe.distributions import Categorical, Distribution, TanhGaussian
+from rlframe.exploration.q import Boltzmann, Epsilon
+from rlframe.models.views import allowed
+
+Params = Callable[[Episode], Tensor]
+Network = Callable[[AgentInputs], Tensor]
+N_SAMPLES = 8  # actions that stand for a distribution that cannot be summed
+
+
+class TargetPolicy:
+    """A policy as parameters [T+1, P] of a distribution at each observation of an episode.
+
+    Its log-probability is that of canonical actions, as agents sample them: unclipped ones of a Gaussian.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        distribution: Distribution,
+        observation_space: Space,
+        action_space: Space,
+        greedy: bool = False,
+    ) -> None:
+        """`greedy`: it takes the mode of the distribution."""
+        self.params, self.distribution, self.greedy = params, distribution, greedy
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def log_prob(self, params: Tensor, action: Tree) -> Tensor:
+        """Log-probabilities [n] of actions [n, *act].
+
+        Raises:
+            ConfigError: the policy is greedy.
+        """
+        if self.greedy:
+            raise ConfigError(
+                "a greedy policy gives the other actions of the data no probability, so ratios of probabilities do "
+                "not exist; use explore=true for the policy with its noise, or estimate=fqe"
+            )
+        return self.distribution.log_prob(params, action)
+
+    def choices(self, params: Tensor, rng: np.random.Generator) -> tuple[Tree, Tensor]:
+        """Actions [n, K, *act] and weights [n, K] for expectations over the policy: all Discrete ones, else samples."""
+        n, A = params.shape
+        if isinstance(self.distribution, Categorical):
+            best = F.one_hot(params.argmax(-1), A).float()
+            return torch.arange(A, device=params.device).expand(n, -1), best if self.greedy else params.softmax(-1)
+        k = 1 if self.greedy else N_SAMPLES
+        noise = self.distribution.noise(rng, (n, k))
+        drawn = map_tree(lambda x: torch.as_tensor(x * (not self.greedy), device=params.device), noise)
+        actions = self.distribution.sample(params.unsqueeze(1).expand(n, k, -1), drawn)
+        return self.executed(actions), torch.full((n, k), 1 / k, device=params.device)
+
+    def executed(self, action: Tree) -> Tree:
+        """Canonical actions as environments execute them: clipped to [-1, 1] where a Box has two bounds."""
+        boxes = iter([space for _, space in action_parts(self.action_space)])
+
+        def clipped(x: Tensor) -> Tensor:
+            space = next(boxes)
+            if not isinstance(space, spaces.Box):
+                return x
+            bounded = torch.as_tensor(np.isfinite(space.low) & np.isfinite(space.high), device=x.device)
+            return torch.where(bounded, x.clamp(-1, 1), x)
+
+        return map_tree(clipped, action)
+
+
+def target_policy(
+    agent: Agent, observation_space: Space, action_space: Space, explore: bool = True, epsilon: float = float("nan")
+) -> TargetPolicy:
+    """The policy of an agent, at its exploration of now.
+
+    Args:
+        explore: with its noise; else its greedy actions.    epsilon: see `Agent.exploring_at`.
+    Raises:
+        ConfigError: the probabilities of its actions with noise are not known.
+    """
+    device = next(agent.parameters()).device
+    with agent.exploring_at(epsilon):  # an agent without epsilon is an error
+        pass
+    if isinstance(agent, ActorAgent):
+        network, distribution = _of_actor(agent, explore)
+    elif isinstance(agent, QAgent):
+        network, distribution = _of_q(agent, explore, epsilon)
+    elif isinstance(agent, PolicyAgent):
+        network, distribution = _of_policy(agent, explore)
+    else:
+        raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be estimated")
+
+    @torch.no_grad()
+    def params(episode: Episode) -> Tensor:
+        found = network(_inputs(episode, device))
+        return found.reshape(len(found), -1).float()
+
+    return TargetPolicy(params, distribution, observation_space, action_space, greedy=not explore)
+
+
+def _of_policy(agent: PolicyAgent, explore: bool) -> tuple[Network, Distribution]:
+    """Parameters [T+1, 1, P], and what they are of."""
+    if explore and isinstance(agent, GsdePolicyAgent):
+        raise _unknown("with explore=gsde, whose noise is correlated in time,")
+    return lambda inputs: agent.model(inputs, agent.memory(1))[0], agent.distribution
+
+
+def _of_actor(agent: ActorAgent, explore: bool) -> tuple[Network, Distribution]:
+    """Parameters [T+1, P], and what they are of."""
+    policy = agent.policy
+
+    def params(inputs: AgentInputs) -> Tensor:
+        return agent.model(map_tree(lambda x: x[:, 0], inputs.observation))
+
+    if explore and not (agent.log_prob_known and agent.exploration.samples):
+        raise _unknown("with noise on its actions or parameters, or without any,")
+    if isinstance(policy, Choice):
+        return params, Categorical(policy.param_size)
+    if isinstance(policy, SquashedGaussian):
+        return params, policy.distribution
+    return lambda inputs: F.pad(params(inputs), (0, policy.size)), TanhGaussian(policy.shape)  # its mode is tanh x
+
+
+def _of_q(agent: QAgent, explore: bool, epsilon: float) -> tuple[Network, Distribution]:
+    """Logits [T+1, 1, A], and the distribution that they are of."""
+    exploration = agent.exploration
+    if explore and (exploration.kind == "noisy" or not isinstance(exploration, Epsilon | Boltzmann)):
+        raise _unknown(f"explore={exploration.kind}")
+    with agent.exploring_at(epsilon):
+        level = float(exploration.level[0])
+
+    def logits(inputs: AgentInputs) -> Tensor:
+        values, _ = agent.model(inputs, agent.memory(1), 0.0)
+        q = agent.kind.q(values)
+        can = allowed(inputs.observation[ACTION_MASK]) if agent.masked else torch.ones_like(q, dtype=torch.bool)
+        q = q.masked_fill(~can, -torch.inf)
+        if explore and isinstance(exploration, Boltzmann) and level > 0:
+            return q / level
+        best, rate = F.one_hot(q.argmax(-1), q.shape[-1]), level * (explore and isinstance(exploration, Epsilon))
+        return (best * (1 - rate) + can / can.sum(-1, keepdim=True) * rate).log()
+
+    return logits, Categorical(int(agent.action_space.n))
+
+
+def _unknown(what: str) -> ConfigError:
+    return ConfigError(
+        f"the probabilities of this agent's actions {what} are not known; explore=false estimates its greedy policy, "
+        f"by estimate=fqe"
+    )
+
+
+def _inputs(episode: Episode, device: torch.device) -> AgentInputs:
+    """What the agent would have seen at the rows of an episode [T+1, 1]."""
+
+    def after(x: np.ndarray) -> Tensor:
+        first = np.zeros((1, *x.shape[1:]), x.dtype)
+        return torch.as_tensor(np.concatenate([first, x]), device=device).unsqueeze(1)
+
+    observation = map_tree(lambda x: torch.as_tensor(x, device=device).unsqueeze(1), episode.observation)
+    first = torch.zeros(len(episode.reward) + 1, 1, dtype=torch.bool, device=device)
+    first[0] = True
+    reward = after(np.asarray(episode.reward, np.float32))
+    return AgentInputs(observation, map_tree(after, episode.action), reward, first)
