@@ -19,6 +19,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
+from rlframe.evaluation.estimate import METHODS
 from rlframe.evaluation.film import FilmConfig, Films
 from rlframe.evaluation.report import summarize
 from rlframe.rollout.collector import local_collector, worker_collector
@@ -73,6 +74,9 @@ class EvalConfig:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
         if self.video_every and self.function:
             raise ConfigError(f"eval.video_every={self.video_every} films episodes, and eval.function plays its own")
+        for method in self.estimate:
+            if method not in METHODS:
+                raise ConfigError(f"eval.estimate: {method!r:.60} is not one of {', '.join(METHODS)}")
         if self.estimate and self.function:
             raise ConfigError(f"eval.estimate and eval.function={self.function} both replace episodes; choose one")
         if self.dataset and not self.estimate:

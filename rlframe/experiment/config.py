@@ -14,6 +14,7 @@ from rlframe.core.config import AUTO, choice, count, count_or_auto, names, optio
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last
+from rlframe.data.transform import load_transform
 from rlframe.data.writing import COMPRESSIONS
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.evaluation import EvalConfig
@@ -212,6 +213,10 @@ def _check_places(experiment: Experiment) -> None:
 def _check_recording(experiment: Experiment) -> None:
     """Raise ConfigError unless all that a run should record is there to be recorded."""
     runner, name = experiment.runner, f"record={experiment.record:.100}"
+    load_transform(experiment.record_transform, "record_transform")
+    for key in ("record_compression", "record_transform"):
+        if not experiment.record and (value := getattr(experiment, key)) not in ("", "none"):
+            raise ConfigError(f"{key}={value:.100} is for record=NAME; give both, or none")
     if experiment.record and (runner.evolves or runner.learns_from_data):
         raise ConfigError(f"{name} writes the batches of a sampler, which runner={_kind('runner', runner)} has not")
     if experiment.record and experiment.env_options.normalize_reward:

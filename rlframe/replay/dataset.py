@@ -19,7 +19,7 @@ from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.struct import as_numpy, map_tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.data.episodes import Episode, as_batches
-from rlframe.data.reading import Dataset, check_spaces, open_dataset
+from rlframe.data.reading import Dataset, check_spaces, locate, open_dataset
 from rlframe.data.transform import Transform, load_transform, transformed
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
@@ -194,8 +194,12 @@ class OfDatasets(ReplayConfig):
 
     @chz.validate
     def _check(self) -> None:
-        if self.path:
-            shares_of(self.path)
+        load_transform(self.transform, "algo.replay.transform")
+        for name in shares_of(self.path) if self.path else ():
+            try:
+                locate(name)
+            except ConfigError as error:
+                raise ConfigError(f"algo.replay.path={self.path:.200}: {error}") from None
 
     def is_live(self) -> bool:
         return self.live > 0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import Space
 
 from rlframe import launch
 from rlframe.data.episodes import Episode
@@ -22,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run_0"
 
 
-def random_episodes(_: str) -> list[Episode]:
+def random_episodes(_: str, *spaces: Space) -> list[Episode]:
     rng, found = np.random.default_rng(0), []
     for T in (3, 5, 4):
         last, info = np.arange(T) == T - 1, {"log_prob": np.full(T, np.log(0.5))}
@@ -55,7 +56,7 @@ def test_the_command_prints_a_table_and_writes_the_numbers(
         (["estimate=wis", "dataset=x", "discount=2"], "discount=2 must be from 0 to 1"),
         (["estimate=wis", "dataset=x", "epsilon=0.1"], "epsilon=0.1 is for agents that act at random"),
         (["estimate=wis", "dataset=x", "out=/proc/x.json"], "out=/proc/x.json cannot be written"),
-        (["dataset=x"], "unknown key 'dataset'"),
+        (["dataset=x"], "'x' is no dataset"),
     ],
 )
 def test_wrong_keys_are_an_error_before_a_dataset_is_read(

@@ -129,8 +129,8 @@ def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> 
 
 WORDS = ["perhaps", "-1", "os:getpid", "[]", "{", ""]
 WORDS_ALIKE = ["2", "nan", "\t", "a b", "../x", "None"]
-ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
-EMPTY = {"init", "callbacks", "statistics", "loggers", "wrappers", "reward_clip"}  # none
+ANY_TEXT = {"name", "log_dir", "snapshot_best", "sync"}  # names that the user chooses
+EMPTY = {"init", "callbacks", "statistics", "loggers", "wrappers", "reward_clip", "estimate"}  # none
 
 
 EACH_WORD = [pytest.param([each], marks=pytest.mark.slow) for each in [*WORDS, *WORDS_ALIKE]]
