@@ -48,6 +48,7 @@ def run_notebook(cells: list[str], folder: Path) -> list[Any]:
     return [output for cell in notebook.cells for output in cell.outputs]
 
 
+@pytest.mark.slow
 def test_objects_of_a_script_train_as_their_names_do(tmp_path: Path) -> None:
     check_in_script(tmp_path, f"check({SERIAL}, {FEW})", f"check({TWO_WORKERS}, {FEW[:1]})")
 

@@ -166,7 +166,7 @@ def early_env_vars(keys: Mapping[str, Any]) -> dict[str, str]:
     settings = _settings(keys) if not is_of_run or keys.get("trust") == "true" else keys
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        group, _, name = key.partition(".")
+        group, _, name = str(key).partition(".")
         if group == "env_vars":
             with contextlib.suppress(ValueError):  # reported later
                 given = {name: value} if name else parse_yaml(value) if isinstance(value, str) else value

@@ -96,7 +96,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 def session() -> dict[str, Any]:
     return {
         "command_line": list(sys.argv),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "started": datetime.now().astimezone().isoformat(timespec="microseconds"),
         "versions": {"python": platform.python_version(), "rlframe": __version__, **_versions()},
         "git": _git(),
         "host": {"name": socket.gethostname(), "os": platform.platform(), "cpu_count": os.cpu_count()},

@@ -69,6 +69,7 @@ def test_scores_of_another_process_are_those_of_this_one(runner: str, tmp_path: 
         assert scores(run).items() <= scores(trained(tmp_path / "here", *changed)).items()
 
 
+@pytest.mark.slow
 def test_a_run_with_asynchronous_evaluation_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = scores(trained(tmp_path / "whole"))
     stopped_at(200, f"{CASE} eval.asynchronous=true", tmp_path / "stopped", monkeypatch)
@@ -220,6 +221,7 @@ def test_the_result_says_how_and_why_a_run_ended(changed: str, tmp_path: Path) -
     assert str(result["best_env_steps"]) in {r["env_steps"] for r in rows(run) if float(r["eval/return_mean"]) == best}
 
 
+@pytest.mark.slow
 def test_the_result_of_a_failed_and_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = f"{CASE} callbacks=[{HERE}:Failing]"
     assert launch.main(words(case, tmp_path / "failed")) == 1

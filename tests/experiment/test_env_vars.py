@@ -42,7 +42,7 @@ class Seen(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), self.reward, True, False, {}
 
 
-@pytest.mark.parametrize("sampler", ["serial", "cpu"])
+@pytest.mark.parametrize("sampler", ["serial", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_environments_see_the_variables_and_this_process_is_as_before(sampler: str, tmp_path: Path) -> None:
     words = {"sampler": sampler, **({"sampler.n_workers": 1} if sampler == "cpu" else {})}
     result = rlframe.train("ppo", Seen, n_steps=64, log_dir=str(tmp_path), env_vars={"RLF_TEST": "7"}, **SMALL, **words)

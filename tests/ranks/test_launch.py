@@ -117,6 +117,7 @@ def test_another_number_of_ranks_does_not_resume_a_run(tmp_path: Path, capsys: p
     assert "world_size cannot change" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_ends_all_ranks_none_of_which_can_be_reached_by_others(tmp_path: Path) -> None:
     with launched(tmp_path, "world_size=2", *LONG) as process:
         ranks = descendants(process.pid)

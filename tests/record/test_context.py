@@ -83,7 +83,7 @@ def test_a_run_is_never_put_inside_the_installed_package(monkeypatch: pytest.Mon
     monkeypatch.setattr(pyprojroot, "here", lambda: package)
     with pytest.raises(ConfigError, match="inside the installed rlframe"), logger_context(console=False):
         pass
-    assert not (package / "data").exists()
+    assert not (package / "data/local").exists()
 
 
 def test_an_existing_run_is_refused_with_the_remedies_and_left_alone(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def measured(env: Any, **kwargs: Any) -> auto.Costs:
         return auto.measure(one, agent, (4, 8), 1)
 
 
+@pytest.mark.slow
 def test_the_time_of_an_environments_step_is_measured() -> None:
     found = measured(Slow)
     assert 0.004 <= found.env_s < 1.0  # seconds, on a machine with other work too

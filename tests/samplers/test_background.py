@@ -194,6 +194,7 @@ def test_a_slow_batch_whose_steps_are_in_time_is_not_killed() -> None:
         assert restarts(sampler) == 0
 
 
+@pytest.mark.slow
 def test_deaths_of_workers_are_handled_in_the_process_and_counted(tmp_path: Path) -> None:
     fault = Fault(faulty.kill, at=10, path=str(tmp_path / "faults"))
     with remote("cpu", {"faults": (fault,), "pace_s": 0.01}) as (sampler, _):

@@ -32,6 +32,7 @@ def test_a_sampler_of_your_own_is_named_by_key_and_resumed_exactly(
     assert any(key.startswith("sampler=") for key in foreign(config)), "a config with it needs trust=true"
 
 
+@pytest.mark.slow
 def test_it_gives_what_a_sampler_of_rlframe_gives(mine: str, tmp_path: Path) -> None:
     options = "algo.learning_rate=1e-2 runner.n_steps=3_000 runner.log_interval_steps=1_000"
     case = RUN.replace("runner.n_steps=240 runner.log_interval_steps=80", options)

@@ -79,6 +79,7 @@ def test_dry_run_prints_the_plan_and_creates_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
