@@ -55,7 +55,9 @@ def _source(experiment: Experiment) -> str:
 def _only_data(experiment: Experiment) -> str:
     """The dataset that an algorithm learns from without a sampler; empty if it learns from experience too."""
     replay = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
-    return replay.names()[0] if isinstance(replay, OfDatasets) and not replay.is_live() else ""
+    if not isinstance(replay, OfDatasets) or replay.is_live() or not replay.path:
+        return ""
+    return replay.names()[0]
 
 
 def _of_data(name: str, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
