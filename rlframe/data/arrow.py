@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -136,15 +137,17 @@ def write_arrow(folder: Path, first: int, episodes: Sequence[Episode], kind: str
     """
     new = folder / ".new"
     shutil.rmtree(new, ignore_errors=True)
-    table = pa.concat_tables([_table_of(episode, first + k) for k, episode in enumerate(episodes)])
-    form = _form(kind)
     codec = None if (kind, compression) == ("arrow", "none") else compression
+    form = _form(kind)
     options = form.make_write_options(compression=codec)
-    pads.write_dataset(
-        table, new, format=form, file_options=options, partitioning=["episode_id"], use_threads=False,
-        max_partitions=len(episodes), max_open_files=len(episodes) + 1,
-        max_rows_per_file=0, min_rows_per_group=0, max_rows_per_group=1 << 30,
-    )  # fmt: skip
+    tables = [_table_of(episode, first + k) for k, episode in enumerate(episodes)]
+    for _, alike in itertools.groupby(tables, lambda table: table.schema):  # what is recorded besides may differ
+        table = pa.concat_tables(alike)
+        pads.write_dataset(
+            table, new, format=form, file_options=options, partitioning=["episode_id"], use_threads=False,
+            max_partitions=len(episodes), max_open_files=len(episodes) + 1, max_rows_per_file=0, min_rows_per_group=0,
+            max_rows_per_group=1 << 30, existing_data_behavior="overwrite_or_ignore",
+        )  # fmt: skip
     for k, episode in enumerate(episodes):
         own, to = new / str(first + k), folder / str(first + k)
         (own / "metadata.json").write_text(json.dumps({"id": first + k, "total_steps": len(episode)}))

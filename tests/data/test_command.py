@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlframe.data import NewDataset, open_dataset
 from rlframe.data import __main__ as data
-from rlframe.data import open_dataset
+from rlframe.data.tools import write
 from tests.data.episodes import CARTPOLE, arrays, episodes, stored
 
 
@@ -25,8 +27,13 @@ def lengths(name: str) -> list[int]:
 
 
 def test_datasets_are_merged_split_filtered_and_converted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = [replace(each, info={}) for each in open_dataset("test-v0").episodes()]
+    write(NewDataset("plain-v0", *CARTPOLE), plain)
     assert data.main(["convert", "test-v0", "into=h-v0", "format=hdf5", "compression=zstd"]) == 0
     assert data.main(["merge", "test-v0", "h-v0", "into=both-v0"]) == 0
+    assert [[*each.info] for each in open_dataset("plain-v0").episodes()] == [[]] * 5
+    assert data.main(["merge", "test-v0", "plain-v0", "into=mixed-v0"]) == 0
+    assert [[*each.info] for each in open_dataset("mixed-v0").episodes()] == [["log_prob"]] * 5 + [[]] * 5
     assert lengths("both-v0") == [4, 6, 9, 2, 5] * 2
     assert data.main(["filter", "both-v0", "into=long-v0", "min_length=5", "max_length=6"]) == 0
     assert lengths("long-v0") == [6, 5, 6, 5]
