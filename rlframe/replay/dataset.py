@@ -101,6 +101,8 @@ class MixedReplay(Generic[Batch]):
             replay.append(samples)
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
+        if len(self._parts) == 1:
+            return self._parts[0].sample(n, beta)
         counts = self._counts(n)
         found = [
             self._numbered(part.sample(int(k), beta), i)
@@ -120,7 +122,7 @@ class MixedReplay(Generic[Batch]):
         return replace(batch, index=as_numpy(batch.index) * len(self._parts) + i)
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
-        values = as_numpy(priority)
+        values, index = as_numpy(priority), as_numpy(index)
         for i, part in enumerate(self._parts):
             mine = index % len(self._parts) == i
             part.update_priorities(index[mine] // len(self._parts), values[mine])
