@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import Part, known_keys
@@ -14,13 +15,26 @@ from rlframe.experiment.settings import to_flat
 from rlframe.record.branch import changes_of
 
 _GROUPS = ("algo.", "reward.")
-_COUNTS = ("algo.epochs", "algo.minibatches", "algo.policy_interval", "algo.target_interval")  # no sizes of the state
-_IN_STATE = (
-    "algo.v_min",
-    "algo.v_max",
-    "algo.explore.log_std",
-    "algo.optimizer.momentum",
-)  # numbers that the state is of
+_COUNTS = tuple(  # no sizes of the state
+    f"algo.{name}"
+    for name in ("epochs", "minibatches", "batch_size", "replay_ratio", "policy_interval", "target_interval")
+)
+_IN_STATE = (  # numbers that the state is of
+    *("algo.v_min", "algo.v_max", "algo.explore.log_std", "algo.optimizer.momentum"),
+)
+WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
+WHAT_CAN += f"and {', '.join(_COUNTS)}"
+
+
+def can_change(key: str, config: Mapping[str, Any]) -> bool:
+    """Whether a run with this flat config can change a key at a snapshot; `key`: its full name."""
+    field = known_keys(Experiment, config).get(key)
+    if field is None or isinstance(field, Part | type):
+        return False
+    is_number = accepts_schedule(field) or field.final_type is float
+    in_state = {*_IN_STATE, *(["algo.temperature"] if config.get("algo.learn_temperature") else [])}
+    in_state |= {"algo.discount"} if "algo.replay" in config else set()  # of the returns in stored rows
+    return key in _COUNTS or (is_number and key.startswith(_GROUPS) and key not in in_state)
 
 
 def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = "") -> set[str]:
@@ -33,20 +47,10 @@ def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = 
     """
     given, scheduled = to_flat(experiment), set()
     known = known_keys(Experiment, given)
-    in_state = (*_IN_STATE, *(["algo.temperature"] if given.get("algo.learn_temperature") else []))
     for key in keys:
-        long = long_key(key)
-        field = known.get(long)
-        is_part = field is None or isinstance(field, Part | type)
-        varies = not is_part and accepts_schedule(field)
-        kind = None if field is None or is_part else field.final_type
-        is_number = long.startswith(_GROUPS) and (varies or kind is float) and long not in in_state
-        if not (is_number or long in _COUNTS):
-            raise ConfigError(
-                f"{prefix}{key}: a run cannot change {key} at a snapshot, only numbers of {' and '.join(_GROUPS)} that "
-                f"its state does not depend on, such as algo.learning_rate, and {', '.join(_COUNTS)}; remove it"
-            )
-        scheduled |= {key} if varies else set()
+        if not can_change(long := long_key(key), given):
+            raise ConfigError(f"{prefix}{key}: a run cannot change {key} at a snapshot, only {WHAT_CAN}; remove it")
+        scheduled |= {key} if accepts_schedule(known[long]) else set()
     return scheduled
 
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.parts import Part, known_keys
-from rlframe.core.schedule import accepts_schedule
-from rlframe.experiment.config import Experiment
+from rlframe.experiment.changes import WHAT_CAN, can_change
 from rlframe.experiment.objects import is_same
 from rlframe.experiment.settings import from_flat, to_flat
 
@@ -19,7 +17,6 @@ _ADJUSTABLE = (  # in a resumed run
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
 )  # although sampler is adjustable
-_PACE = ("algo.epochs", "algo.minibatches", "algo.batch_size", "algo.replay_ratio")  # of learning; no state is of them
 
 CheckResumed = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]  # of a run, its config, and the keys given
 
@@ -47,8 +44,7 @@ def check_same_run(run: str, config: Mapping[str, Any], given: Mapping[str, Any]
 def check_fits_state(run: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise ConfigError unless a run of its own can continue with these keys from the state of the one in `run`.
 
-    Beside what a resumed run may change, these are numbers that a schedule may change during a run, and how many rows
-    and steps an update has: no saved state depends on them. They hold from the restored state on.
+    Beside what a resumed run may change, these are what `can_change` names. They hold from the restored state on.
 
     Args:
         config: of the run.    given: all keys of the new one, or those in the place of the other's.
@@ -56,18 +52,9 @@ def check_fits_state(run: str, config: Mapping[str, Any], given: Mapping[str, An
     own = {**config, **{key: value for key, value in given.items() if is_same(value, config.get(key))}}  # with objects
     before, after = to_flat(from_flat(own)), to_flat(from_flat(own, given))
     changed = [key for key in {**before, **after} if not is_same(after.get(key), before.get(key))]
-    wrong = [key for key in changed if is_fixed(key) and after.get(key) != "auto" and not _is_tunable(key, after)]
+    wrong = [key for key in changed if is_fixed(key) and after.get(key) != "auto" and not can_change(key, after)]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)} cannot change from the state of {run}; numbers that take schedules can, such as "
-            f"algo.learning_rate, and {', '.join(_PACE)}; for a new run from its weights use init={run}"
+            f"{', '.join(wrong)} cannot change from the state of {run}, only {WHAT_CAN}; "
+            f"for a new run from its weights use init={run}"
         )
-
-
-def _is_tunable(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether the key is a number that code reads anew all the time, and not the beginning of what is learned."""
-    if key == "algo.temperature" and config.get("algo.learn_temperature"):
-        return False
-    field = known_keys(Experiment, config).get(key)
-    is_number = field is not None and not isinstance(field, Part | type)
-    return key in _PACE or (is_number and accepts_schedule(field))
