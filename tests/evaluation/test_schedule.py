@@ -42,6 +42,7 @@ def scores(run: Path) -> dict[int, str]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_evaluation_has_an_interval_of_its_own(tmp_path: Path) -> None:
     each = scores(trained(tmp_path / "each"))
     rare = scores(trained(tmp_path / "rare", "eval.interval_steps=240"))

@@ -79,6 +79,7 @@ def test_a_vector_environment_of_one_generator_stays_serial() -> None:
     assert "cannot be split" in resolved.notes[0]
 
 
+@pytest.mark.slow
 def test_tuning_measures_every_candidate_and_prints_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_dry_run_names_the_other_learners(
     assert " for each rank: main" in printed[end:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
     with launched(tmp_path, *ENDLESS, *PARALLEL["cpu"], "runner.log_interval_steps=128") as process:

@@ -87,6 +87,7 @@ def test_scale_and_clip_come_after_the_division() -> None:
     assert (scaled == -1).any()
 
 
+@pytest.mark.slow
 def test_reported_returns_are_the_environments_own(tmp_path: Path) -> None:
     words = f"algo=ppo env=Pendulum-v1 env.max_episode_steps=5 sampler=serial {SMALL} eval.n_episodes=2 affinity=none"
     still = "algo.learning_rate=1e-30"

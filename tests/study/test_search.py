@@ -227,6 +227,7 @@ def test_examples_reach_each_bound_and_each_choice() -> None:
     assert read_distribution("search.n", "int(1,1e3)").examples() == ("1", "1000")
 
 
+@pytest.mark.slow
 def test_a_search_of_runs_is_recorded_and_the_same_command_makes_more_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
