@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
+
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.parts import find_attribute
+from rlframe.core.struct import leaves
 from rlframe.data.episodes import Episode
 
 Transform = Callable[[Episode], Episode | None]  # None: the episode is left out
@@ -33,9 +36,28 @@ def load_transform(name: str, key: str) -> Transform:
             found = function(episode)
         if found is not None and not (isinstance(found, Episode) and len(found)):
             raise ConfigError(f"{key}={name:.200} gave {str(found)[:60]}; it must give an Episode with a step, or None")
+        if found is not None:
+            _check(found, f"{key}={name:.200}")
         return found
 
     return transform
+
+
+def _check(episode: Episode, where: str) -> None:
+    """Raise ConfigError unless the arrays of an episode belong together."""
+    T = len(episode)
+    wanted = {
+        "observation": (episode.observation, T + 1),
+        **{name: (getattr(episode, name), T) for name in ("action", "reward", "terminated", "truncated")},
+        **{f"info[{key!r}]": (x, T) for key, x in episode.info.items()},
+    }
+    for name, (tree, n) in wanted.items():
+        for x in leaves(tree):
+            if not isinstance(x, np.ndarray) or not x.ndim or x.dtype.kind not in "fiub" or len(x) != n:
+                what = f"{x.dtype} of {len(x)} rows" if isinstance(x, np.ndarray) and x.ndim else type(x).__name__
+                raise ConfigError(
+                    f"{where} gave an episode of {T} rewards whose {name} is {what}; it needs {n} numbers"
+                )
 
 
 def transformed(episodes: Iterable[Episode], transform: Transform) -> Iterator[Episode]:

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium import Space
 
 import rlframe
-from rlframe.core.errors import ConfigError, RecordError
+from rlframe.core.errors import ConfigError, RecordError, describe
 from rlframe.core.types import Samples
 from rlframe.data.cutting import EpisodeCutter
 from rlframe.data.episodes import Episode
@@ -60,7 +60,7 @@ class Recorder(Callback):
         self._pending: list[Episode] = []
         self._bytes, self._flushed_s = 0, 0.0
         self._shares: queue.Queue[list[Episode]] = queue.Queue(_MOST_SHARES)
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._writer: DatasetWriter | None = None
 
     def on_start(self, runner: Runner) -> None:
@@ -91,7 +91,7 @@ class Recorder(Callback):
             self._shares.put(self._pending)
         self._pending, self._bytes, self._flushed_s = [], 0, time.monotonic()
         if self._failure is not None:
-            raise RecordError(f"the dataset {self._name} cannot be written: {self._failure}")
+            raise RecordError(f"the dataset {self._name} cannot be written: {describe(self._failure)}")
 
     def _write(self, writer: DatasetWriter) -> None:
         while True:
@@ -99,7 +99,9 @@ class Recorder(Callback):
             try:
                 if self._failure is None:
                     writer.add(share)
-            except OSError as error:
+            except (
+                Exception
+            ) as error:  # one of the disk, or of pyarrow; the thread goes on, so that nobody waits for it
                 self._failure = error
             finally:
                 self._shares.task_done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,22 @@ def test_a_function_of_the_users_transforms_episodes_as_they_are_read(tmp_path: 
     path = stored(tmp_path, episodes([3, 1, 6], *CARTPOLE), *CARTPOLE)
     made = replay(OfDatasets(path=path, transform=f"{__name__}:without_the_last_step"))
     assert made.n_rows == 7
-    for name, says in {"no_such": "has no no_such", "counted": "gave", "broken": "broken: KeyError"}.items():
+    for name, says in {
+        "no_such": "has no no_such",
+        "counted": "gave",
+        "broken": "broken: KeyError",
+        "short": "of 2 rows",
+    }.items():
         with pytest.raises(ReadableError, match=rf"algo\.replay\.transform.*{says}|{says}"):
             replay(OfDatasets(path=path, transform=f"{__name__}:{name}"))
 
 
 def counted(episode: Episode) -> int:
     return 3
+
+
+def short(episode: Episode) -> Episode:
+    return replace(episode, observation=episode.observation[:2])
 
 
 def broken(episode: Episode) -> Episode:
