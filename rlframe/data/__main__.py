@@ -103,9 +103,10 @@ def _split(names: list[str], words: KeyValues) -> None:
     (dataset,) = _opened(names, 1, 1)
     fraction, seed = _number(words, "fraction", 0.9), words.count("seed", 0)
     targets = words.text("into").split(",")
-    if len(targets) != 2:
-        raise ConfigError(f"into={','.join(targets):.200} needs two names, into=A,B")
+    if len(set(targets)) != 2 or len(targets) != 2:
+        raise ConfigError(f"into={','.join(targets):.200} needs two different names, into=A,B")
     parts = tools.split(dataset, fraction, seed)
+    check_free(targets[1])
     first = _new(dataset, words, targets[0])
     for name, part in zip(targets, parts, strict=True):
         check_free(name)

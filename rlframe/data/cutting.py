@@ -49,21 +49,31 @@ class EpisodeCutter:
         ended, reset = (rows.terminated | rows.truncated) & valid, ~valid & first[1:]
         found = []
         for b in range(B):
+            if b in self._open and first[0, b]:  # its environment was reset since
+                self._drop([b])
             begin = 0
             for t in np.flatnonzero(ended[:, b] | reset[:, b]).tolist():
                 if ended[t, b]:
-                    self._take(columns, valid, b, begin, t + 1)
+                    self._take(columns, valid, first, b, begin, t + 1)
+                    if b not in self._open:  # it began before this recording
+                        self.n_dropped, begin = self.n_dropped + 1, t + 1
+                        continue
                     last = map_tree(lambda x, t=t, b=b: x[t + 1, b][None].copy(), rows.inputs.observation)
                     found.append((b, self._closed(b, last)))
                 elif b in self._open or valid[begin:t, b].any():
                     self._drop([b])
                 begin = t + 1
-            self._take(columns, valid, b, begin, T)
+            self._take(columns, valid, first, b, begin, T)
         return found
 
-    def _take(self, columns: tuple[Tree, ...], valid: np.ndarray, b: int, begin: int, end: int) -> None:
-        """Copy the valid ones of the rows begin..end-1 of an environment."""
+    def _take(
+        self, columns: tuple[Tree, ...], valid: np.ndarray, first: np.ndarray, b: int, begin: int, end: int
+    ) -> None:
+        """Copy the valid ones of the rows begin..end-1 of an environment; a new episode begins where `first` is set."""
         at = begin + np.flatnonzero(valid[begin:end, b])
+        if b not in self._open:
+            starts = np.flatnonzero(first[at, b])
+            at = at[starts[0] :] if len(starts) else at[:0]
         if len(at):
             part = tuple(map_tree(lambda x: x[at, b], column) for column in columns)
             self._open.setdefault(b, []).append(part)

@@ -19,11 +19,13 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
-from rlframe.data.episodes import Episode
+from rlframe.data.episodes import SAMPLED_ACTION, Episode
 from rlframe.data.spaces import difference, read_space
 
 DATA, METADATA = "data", "metadata.json"
 _ID = re.compile(r"(?:[-\w][-\w/]*/)?[-\w]+-v\d+")
+_WORD = re.compile(r"[\w-]{1,40}")  # no path, and no module:function
+_DAMAGES = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError, MemoryError)
 _FORMATS = ("arrow", "hdf5", "parquet")
 
 
@@ -86,6 +88,18 @@ class Dataset:
         except (ValueError, AttributeError):
             return ""
 
+    @property
+    def env_kwargs(self) -> dict[str, Any] | None:
+        """The arguments of that environment; None if there are others than numbers and plain words."""
+        try:
+            spec: Any = parse_json(str(self.metadata.get("env_spec", "{}")).encode())
+            found = dict(spec.get("kwargs", {}))
+        except (ValueError, TypeError, AttributeError):
+            return None
+        words = [x for x in found.values() if not isinstance(x, bool | int | float)]
+        plain = all(isinstance(x, str) and _WORD.fullmatch(x) for x in words) and all(map(str.isidentifier, found))
+        return found if plain else None
+
     def episodes(self, start: int = 0) -> Iterator[Episode]:
         """Its episodes in order, one at a time in memory.
 
@@ -98,7 +112,7 @@ class Dataset:
                 try:
                     found = columns.read(i)
                     yield self._checked(found)
-                except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError) as error:
+                except _DAMAGES as error:
                     reason = printable(" ".join(str(error).split())[:200])
                     raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {reason}") from None
                 except ConfigError as error:
@@ -133,6 +147,9 @@ class Dataset:
         for key, x in found["infos"].items():
             if x.dtype.kind in "fiub" and x.ndim and len(x) in (n, n + 1):
                 info[str(key)] = x[len(x) - n :].copy()  # Minari has those of the reset first
+        sampled = info.get(SAMPLED_ACTION)
+        if sampled is not None and (sampled.shape != action.shape or not np.isfinite(sampled).all()):
+            raise ValueError(f"{SAMPLED_ACTION} has the shape {list(sampled.shape)}, or NaN or Inf")
         rewards = reward.astype(np.float32)
         if not np.isfinite(rewards).all():
             raise ValueError("rewards have NaN or Inf")

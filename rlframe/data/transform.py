@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.parts import find_attribute
 from rlframe.core.struct import leaves
-from rlframe.data.episodes import Episode
+from rlframe.data.episodes import SAMPLED_ACTION, Episode
 
 Transform = Callable[[Episode], Episode | None]  # None: the episode is left out
 
@@ -38,6 +39,10 @@ def load_transform(name: str, key: str) -> Transform:
             raise ConfigError(f"{key}={name:.200} gave {str(found)[:60]}; it must give an Episode with a step, or None")
         if found is not None:
             _check(found, f"{key}={name:.200}")
+            if found.action is not episode.action and found.info.get(SAMPLED_ACTION) is episode.info.get(
+                SAMPLED_ACTION
+            ):
+                found = replace(found, info={k: x for k, x in found.info.items() if k != SAMPLED_ACTION})
         return found
 
     return transform

@@ -31,7 +31,7 @@ class EvaluationRecorder:
             self._waiting[b].append(episode)
 
     def on_episode(self, trajectory: Trajectory) -> None:
-        self._counted += self._waiting.pop(trajectory.env, [])
+        self._counted += [self._waiting[trajectory.env].pop(0)] if self._waiting[trajectory.env] else []
         if sum(episode.n_bytes for episode in self._counted) > _SHARE_BYTES:
             self._write()
 

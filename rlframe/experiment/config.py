@@ -17,6 +17,7 @@ from rlframe.core.schedule import at_last
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import COMPRESSIONS
 from rlframe.envs import EnvConfig, EnvOptions
+from rlframe.envs.make import NO_ENV
 from rlframe.evaluation import EvalConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
@@ -234,6 +235,8 @@ def _check_data(experiment: Experiment) -> None:
                 f"runner=offline_rl, or algo.replay.live=0.5 to learn from both"
             )
         return
+    if experiment.env == NO_ENV and experiment.evaluates and not (experiment.eval.env or experiment.eval.estimate):
+        raise ConfigError(f"env={NO_ENV} cannot be played: give eval.env=, eval.estimate= or eval.n_episodes=0")
     how = "algo.replay=dataset algo.replay.path=NAME"
     if replay is None:
         raise ConfigError(f"runner=offline_rl needs an algorithm with replay ({how}), which algo={name} has not")

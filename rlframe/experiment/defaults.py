@@ -67,9 +67,12 @@ def _of_data(name: str, experiment: Experiment, given: Mapping[str, Any]) -> dic
         ConfigError: there is no such dataset.
     """
     dataset = open_dataset(name)
-    known = dataset.env_id in gymnasium.registry and ":" not in dataset.env_id
+    kwargs = dataset.env_kwargs
+    known = dataset.env_id in gymnasium.registry and ":" not in dataset.env_id and kwargs is not None
     env = given.get("env", dataset.env_id if known else NO_ENV)
     found = {"runner": "offline_rl", "sampler": "serial", "env": env}
+    if "env" not in given and known:
+        found |= {f"env_kwargs.{key}": value for key, value in (kwargs or {}).items()}
     if env == NO_ENV:
         found |= {"env_kwargs.dataset": name, "eval.n_episodes": 0}
     return found | defaults_of(experiment.algo, has_images(dataset.observation_space)).keys()

@@ -62,6 +62,18 @@ def test_a_cutter_goes_on_from_its_state_and_drops_what_is_interrupted() -> None
     sampler.close()
 
 
+def test_an_episode_that_began_before_the_recording_is_left_out() -> None:
+    sampler, _ = played("CartPole-v1", ppo.Config(), 6)
+    sampler.collect()
+    cutter, found = EpisodeCutter(*CARTPOLE), []
+    for _ in range(30):
+        found += cutter.add(sampler.collect())
+    sampler.close()
+    assert len(found) > 10
+    assert cutter.n_dropped == 3
+    assert all(np.abs(episode.observation[0]).max() <= 0.05 for _, episode in found), "as CartPole begins"
+
+
 def test_actions_are_those_of_the_environment_and_come_back_canonical() -> None:
     sampler, _ = played("Pendulum-v1", sac.Config(), 201)
     box = spaces.Box(-2, 2, (1,))
