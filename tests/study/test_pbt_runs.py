@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +45,15 @@ def test_runs_find_the_schedule_and_a_run_with_it_comes_to_the_same(
 @pytest.mark.timeout(900)
 def test_a_study_killed_again_and_again_ends_as_one_that_was_not(tmp_path: Path) -> None:
     words = [*TOY, "runner.n_steps=768"]
+    start = time.monotonic()
     assert main([*words, f"log_dir={tmp_path}/whole"]) == 0
+    whole_s = time.monotonic() - start
     rng, n_killed = np.random.default_rng(0), 0
     while True:
         command = [sys.executable, "-m", "rlframe.launch", *words, f"log_dir={tmp_path}/killed"]
         study = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
-            assert study.wait(float(rng.uniform(5.0, 15.0) + n_killed)) == 0
+            assert study.wait(whole_s * (float(rng.uniform(0.3, 0.6)) + 0.05 * n_killed)) == 0
             break
         except subprocess.TimeoutExpired:
             os.killpg(study.pid, signal.SIGKILL)
