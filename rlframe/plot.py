@@ -24,7 +24,7 @@ from rlframe.analysis.curves import (
     make_curve,
 )
 from rlframe.analysis.search_figure import fill_figure
-from rlframe.analysis.trials import DONE, JOURNAL, SearchData, importance, read_search
+from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
 from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import pluralize, printable
@@ -181,7 +181,7 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
         raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
     checked = {key: _value(key, str(value)) for key, value in options.items()}
     names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
-    if len(runs) == 1 and isinstance(runs[0], str | Path) and (Path(runs[0]) / JOURNAL).is_file():
+    if len(runs) == 1 and isinstance(runs[0], str | Path) and (Path(runs[0]) / SEARCH_JOURNAL).is_file():
         search = replace(PlotOptions((Path(runs[0]),), y=y, labels=tuple(labels)), **checked)
         prepare_output(search.out, "out")
         draw_search(read_search(search.dirs[0]), search)
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
 def _plot(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     prepare_output(options.out, "out")
-    if len(options.dirs) == 1 and (options.dirs[0] / JOURNAL).is_file():
+    if len(options.dirs) == 1 and (options.dirs[0] / SEARCH_JOURNAL).is_file():
         return _plot_search(options)
     experiments = find_experiments(options.dirs, options.labels)
     y = choose_y(experiments, options.y)

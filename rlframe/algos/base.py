@@ -147,7 +147,7 @@ class Algorithm(ABC):
         return 0
 
     def observe_data(self) -> None:  # noqa: B027
-        """Update the agent's running statistics by rows of replay that were never received: those of a data set."""
+        """Update the agent's running statistics by rows of replay that were never received: those of a dataset."""
 
     def check_run(self, n_steps: int) -> None:  # noqa: B027
         """Raise ConfigError if nothing would be learned in a run of so many env_steps."""

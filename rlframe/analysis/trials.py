@@ -17,7 +17,7 @@ from rlframe.analysis.curves import PlotError
 from rlframe.core.errors import printable
 from rlframe.core.files import open_regular_file, parse_json
 
-JOURNAL = "search.journal"  # in the study's directory
+SEARCH_JOURNAL = "search.journal"  # in the study's directory
 RUNNING, DONE, PRUNED, FAILED, WAITING = _STATES = ("running", "done", "pruned", "failed", "waiting")  # Optuna's order
 _STUDY, _ATTRIBUTE, _TRIAL, _VALUE, _STATE, _REPORT = 0, 2, 4, 5, 6, 7  # its operations that matter here
 _MINIMIZE = 1
@@ -93,7 +93,7 @@ def read_search(directory: Path) -> SearchData:
     Raises:
         PlotError: the journal is damaged, or larger than any of a study.    ConfigError: it is not a regular file.
     """
-    path, found = directory / JOURNAL, _Journal()
+    path, found = directory / SEARCH_JOURNAL, _Journal()
     with open_regular_file(path, _MAX_BYTES) as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), 1):
             if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:

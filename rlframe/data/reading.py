@@ -82,23 +82,25 @@ class Dataset:
     @property
     def env_id(self) -> str:
         """The Gymnasium id of the environment it is from; empty if it is not known."""
-        try:
-            spec: Any = parse_json(str(self.metadata.get("env_spec", "{}")).encode())
-            return printable(str(spec.get("id", "")))[:200]
-        except (ValueError, AttributeError):
-            return ""
+        return printable(str(self._env_spec.get("id", "")))[:200]
 
     @property
     def env_kwargs(self) -> dict[str, Any] | None:
         """The arguments of that environment; None if there are others than numbers and plain words."""
-        try:
-            spec: Any = parse_json(str(self.metadata.get("env_spec", "{}")).encode())
-            found = dict(spec.get("kwargs", {}))
-        except (ValueError, TypeError, AttributeError):
+        found = self._env_spec.get("kwargs", {})
+        if not isinstance(found, dict):
             return None
         words = [x for x in found.values() if not isinstance(x, bool | int | float)]
         plain = all(isinstance(x, str) and _WORD.fullmatch(x) for x in words) and all(map(str.isidentifier, found))
         return found if plain else None
+
+    @property
+    def _env_spec(self) -> dict[str, Any]:
+        try:
+            found = parse_json(str(self.metadata.get("env_spec", "{}")).encode())
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def episodes(self, start: int = 0) -> Iterator[Episode]:
         """Its episodes in order, one at a time in memory.

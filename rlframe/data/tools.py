@@ -15,7 +15,7 @@ from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
 from rlframe.data.episodes import Episode
-from rlframe.data.reading import DATA, METADATA, Dataset, check_spaces
+from rlframe.data.reading import DATA, METADATA, Dataset, check_spaces, locate
 from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of
 from rlframe.record.directory import replace_file
 
@@ -39,37 +39,23 @@ def write(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
         ConfigError: there is a dataset of this name, or an episode is damaged.
     """
     check_free(new.name)
-    hidden = _hidden(new.name)
-    shutil.rmtree(hidden.path, ignore_errors=True)
+    to = locate(new.name)
+    hidden = to.with_name(f".{to.name}.new")
+    shutil.rmtree(hidden, ignore_errors=True)
     try:
         if new.format == "hdf5":
-            n, n_steps = _write_hdf5(replace(new, name=str(hidden.path)), episodes)
+            n, n_steps = _write_hdf5(replace(new, name=str(hidden)), episodes)
         else:
-            with DatasetWriter(replace(new, name=str(hidden.path))) as writer:
+            with DatasetWriter(replace(new, name=str(hidden))) as writer:
                 for share in _shares(episodes):
                     writer.add(share)
             n, n_steps = writer.n_episodes, writer.n_steps
-        path = hidden.path / DATA / METADATA
-        replace_file(path, json.dumps({**json.loads(path.read_text()), "dataset_id": hidden.dataset_id}))
-        os.replace(hidden.path, hidden.to)
+        path, own_id = hidden / DATA / METADATA, to.name if new.name.startswith(("/", ".", "~")) else new.name
+        replace_file(path, json.dumps({**json.loads(path.read_text()), "dataset_id": own_id}))
+        os.replace(hidden, to)
     finally:
-        shutil.rmtree(hidden.path, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
     return n, n_steps
-
-
-@dataclass(frozen=True)
-class _Hidden:
-    path: Path  # where a dataset is made
-    to: Path  # where it is moved
-    dataset_id: str
-
-
-def _hidden(name: str) -> _Hidden:
-    from rlframe.data.reading import locate
-
-    to = locate(name)
-    dataset_id = to.name if name.startswith(("/", ".", "~")) else name
-    return _Hidden(to.with_name(f".{to.name}.new"), to, dataset_id)
 
 
 def _shares(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
@@ -92,9 +78,8 @@ def _write_hdf5(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]
         raise ConfigError('format=hdf5 needs h5py: pip install "rlframe[data]"') from None
     folder = Path(new.name) / DATA
     folder.mkdir(parents=True)
-    codec = {"none": None}.get(new.compression, "gzip")
-    columns = ("observations", "actions", "rewards", "infos")
-    n, n_steps = write_hdf5(folder, iter(episodes), dict.fromkeys(columns, codec) if codec else {})
+    columns = () if new.compression == "none" else ("observations", "actions", "rewards", "infos")
+    n, n_steps = write_hdf5(folder, iter(episodes), dict.fromkeys(columns, "gzip"))
     replace_file(folder / METADATA, json.dumps(metadata_of(new, n, n_steps)))
     return n, n_steps
 

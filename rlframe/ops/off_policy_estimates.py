@@ -9,7 +9,6 @@ exponential, so no number of steps overflows; ratios of the others are cut at ex
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -39,14 +38,6 @@ class Terms:
         with np.errstate(invalid="ignore", divide="ignore"):
             total = self.denominator.mean(0)
             return ((self.numerator - self.numerator.mean(0) / total * self.denominator) / total).sum(-1)
-
-
-def padded(rows: Sequence[Array], T: int) -> Array:
-    """Arrays [T_i] as rows of float64 [n, T], 0 after their ends."""
-    found = np.zeros((len(rows), T))
-    for to, row in zip(found, rows, strict=True):
-        to[: len(row)] = row
-    return found
 
 
 def discounts(discount: float, T: int) -> Array:

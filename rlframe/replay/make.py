@@ -171,12 +171,7 @@ class OwnReplay(ReplayConfig):
         return cls
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
-        ranks = current_ranks()
-        if ranks.n_samplers < ranks.world_size:
-            raise ConfigError(
-                f"learners={ranks.world_size} divides a replay of rlframe, which algo.replay={self.name} is not; use "
-                f"learners=1 or world_size={ranks.world_size}"
-            )
+        check_not_divided(self.name)
         if isinstance(spec.reader, NStep) and spec.reader.td_priorities:
             raise ConfigError(
                 f"algo.initial_priority=td needs replay=memory, device, disk or ray, not {self.name}; or use max"
@@ -199,6 +194,16 @@ def replay() -> Any:
         of=ReplayConfig,
         classes="a class with the methods of rlframe.replay.Replay",
     )
+
+
+def check_not_divided(name: str) -> None:
+    """Raise ConfigError if learners=N would divide a replay that cannot be; `name`: as in algo.replay=name."""
+    ranks = current_ranks()
+    if ranks.n_samplers < ranks.world_size:
+        raise ConfigError(
+            f"learners={ranks.world_size} divides a replay of memory, device or disk, which algo.replay={name} is not; "
+            f"use learners=1 or world_size={ranks.world_size}"
+        )
 
 
 def small_size(batch_spec: BatchSpec) -> int:

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.errors import ConfigError, StateLost
-from rlframe.core.ranks import current_ranks
+from rlframe.core.errors import StateLost
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
@@ -26,10 +25,10 @@ from rlframe.kernels.device import to_device
 from rlframe.record.codec import ChunkedArray
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
-from rlframe.replay.make import InMemory, ReplayConfig, ReplaySpec, gigabytes, small_size
+from rlframe.replay.make import InMemory, ReplayConfig, ReplaySpec, check_not_divided, gigabytes, small_size
 from rlframe.replay.n_step import NStep
 from rlframe.replay.select import check_priority
-from rlframe.replay.shard import Asked, DistantArray, Reply, replaced, stored
+from rlframe.replay.shard import PendingBatch, RemoteArray, Reply, map_objects, stored
 from rlframe.replay.shards import ShardOptions, Shards
 from rlframe.system.actors import CALL_S
 
@@ -44,12 +43,7 @@ class OnRay(ShardOptions):
     on_ray = True
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
-        ranks = current_ranks()
-        if ranks.n_samplers < ranks.world_size:
-            raise ConfigError(
-                f"learners={ranks.world_size} divides a replay of this process, which algo.replay=ray is not; use "
-                f"learners=1 or world_size={ranks.world_size}"
-            )
+        check_not_divided("ray")
         small = InMemory(size=min(self.size, small_size(spec.batch_spec)), compress=self.compress).make(spec)
         assert isinstance(small, ReplayBuffer)  # every rank has its own
         return ShardedReplay(self, spec, small.row_bytes)
@@ -77,7 +71,7 @@ class ShardedReplay(Generic[Batch]):
         self._mass = np.zeros(n)  # of each shard, as its last reply knew it
         self._highest = 1.0  # priority
         self._appends: list[deque[Any]] = [deque() for _ in range(n)]  # references
-        self._queue: deque[Asked] = deque()
+        self._queue: deque[PendingBatch] = deque()
         self._last: list[Batch] = []  # the last batch, once there was one
         self._appended: Sequence[int] = ()  # shards that got the last batch
         n_rows = self.shards.L * spec_of_batch.n_envs
@@ -131,11 +125,11 @@ class ShardedReplay(Generic[Batch]):
     def _wait_for_append(self, i: int) -> None:
         """Wait for the oldest batch on its way; only its first rows tell a shard's mass, later ones draws tell."""
         reference, none = self._appends[i].popleft(), not self._mass[i]
-        found = self._sure(i, self.shards.generations[i], reference)
+        found = self._result(i, self.shards.generations[i], reference)
         if none and found:
             self._mass[i] = found[0]
 
-    def _sure(self, i: int, generation: int, reference: Any, timeout_s: float = 0.0) -> list[Any]:
+    def _result(self, i: int, generation: int, reference: Any, timeout_s: float = 0.0) -> list[Any]:
         """The value of a call of a shard; none if it died, and then it is replaced, once."""
         try:
             found = [self.shards.get(reference, timeout_s or self.config.timeout_s)]
@@ -172,10 +166,10 @@ class ShardedReplay(Generic[Batch]):
     def _ask_masses(self) -> None:
         masses = {i: actor.mass.remote() for i, actor in enumerate(self.shards.actors) if self.shards.is_ready(i)}
         for i, reference in masses.items():
-            for mass in self._sure(i, self.shards.generations[i], reference):
+            for mass in self._result(i, self.shards.generations[i], reference):
                 self._mass[i] = mass
 
-    def _ask(self, n: int) -> Asked:
+    def _ask(self, n: int) -> PendingBatch:
         """Ask all shards for a batch, in proportion to their masses; one with none tells its mass."""
         total = self._mass.sum()
         share = self._mass / total if total else self._mass
@@ -183,15 +177,15 @@ class ShardedReplay(Generic[Batch]):
         ready = [self.shards.is_ready(i) or k > 0 for i, k in enumerate(counts)]
         asked = zip(self.shards.actors, counts, ready, strict=True)
         replies = [[actor.draw.remote(k)] if wanted else [] for actor, k, wanted in asked]
-        return Asked(counts, share, list(self.shards.generations), replies)
+        return PendingBatch(counts, share, list(self.shards.generations), replies)
 
-    def _complete(self, asked: Asked) -> list[tuple[Batch, np.ndarray]]:
+    def _complete(self, asked: PendingBatch) -> list[tuple[Batch, np.ndarray]]:
         """The parts of a batch and their probabilities; rows of shards that died are drawn from the others."""
         found: list[tuple[Batch, np.ndarray]] = []
         missing = 0
         for i, (n, generation) in enumerate(zip(asked.counts, asked.generations, strict=True)):
             replies: list[Reply] = [
-                reply for reference in asked.replies[i] for reply in self._sure(i, generation, reference)
+                reply for reference in asked.replies[i] for reply in self._result(i, generation, reference)
             ]
             rows = [batch for reply in replies for batch in reply.rows]
             missing += n * (not rows)
@@ -250,7 +244,7 @@ class ShardedReplay(Generic[Batch]):
         found = [
             (each + generations[i] * _GENERATION) * self.config.n_shards + i
             for i, reference in references.items()
-            for each in self._sure(i, generations[i], reference)
+            for each in self._result(i, generations[i], reference)
         ]
         return np.concatenate([np.zeros(0, np.int64), *found])
 
@@ -259,9 +253,9 @@ class ShardedReplay(Generic[Batch]):
         parts: list[Any] = []
         for i, generation, _, local in self._by_shard(index):
             reference = self.shards.actors[i].read.remote(local) if generation == self.shards.generations[i] else None
-            found = self._sure(i, generation, reference) if reference else []
+            found = self._result(i, generation, reference) if reference else []
             while not found:
-                found = self._sure(i, self.shards.generations[i], self.shards.actors[i].layout.remote(len(local)))
+                found = self._result(i, self.shards.generations[i], self.shards.actors[i].layout.remote(len(local)))
             parts.append(found[0])
         joined: Any = self._spec.reader.join(parts)
         return self._sent(replace(joined, index=index))
@@ -288,12 +282,12 @@ class ShardedReplay(Generic[Batch]):
     def _made_for(self) -> str:
         return f"{self.config.n_shards} shards of {self._spec.batch_spec}"
 
-    def _saved(self, asked: Asked) -> dict[str, Any]:
+    def _saved(self, asked: PendingBatch) -> dict[str, Any]:
         replies = [
             [
                 [leaves(reply.rows), reply.probability, reply.mass]
                 for reference in references
-                for reply in self._sure(i, generation, reference)
+                for reply in self._result(i, generation, reference)
             ]
             for i, (generation, references) in enumerate(zip(asked.generations, asked.replies, strict=True))
         ]
@@ -303,10 +297,10 @@ class ShardedReplay(Generic[Batch]):
         found: list[Any] = []
         while not found:
             generation, actor = self.shards.generations[i], self.shards.actors[i]
-            found = self._sure(i, generation, actor.state_dict.remote(), CALL_S)  # hashes all rows the first time
-        return replaced(found[0], DistantArray, lambda array: array.chunked(partial(self._chunk, i, actor, array)))
+            found = self._result(i, generation, actor.state_dict.remote(), CALL_S)  # hashes all rows the first time
+        return map_objects(found[0], RemoteArray, lambda array: array.chunked(partial(self._chunk, i, actor, array)))
 
-    def _chunk(self, i: int, actor: Any, array: DistantArray, k: int) -> np.ndarray:
+    def _chunk(self, i: int, actor: Any, array: RemoteArray, k: int) -> np.ndarray:
         """A chunk of the newest state of an actor. Several threads may ask."""
         try:
             found: np.ndarray = self.shards.get(actor.chunk.remote(array.number, k), self.config.timeout_s)
@@ -319,7 +313,7 @@ class ShardedReplay(Generic[Batch]):
         if state["made_for"] != self._made_for():
             raise ValueError(f"the saved replay is {state['made_for']}, not {self._made_for()}; use its config")
         for actor, saved in zip(self.shards.actors, state["shards"], strict=True):
-            if error := self.shards.get(actor.load_state_dict.remote(replaced(saved, ChunkedArray, stored))):
+            if error := self.shards.get(actor.load_state_dict.remote(map_objects(saved, ChunkedArray, stored))):
                 raise ValueError(error)
         self._rng.bit_generator.state = state["rng"]
         self.shards.generations[:] = state["generations"]
@@ -328,7 +322,7 @@ class ShardedReplay(Generic[Batch]):
         layout = self.shards.get(self.shards.actors[0].layout.remote(1))
         self._queue = deque(self._loaded(saved, layout) for saved in state["queue"])
 
-    def _loaded(self, saved: Mapping[str, Any], layout: Any) -> Asked:
+    def _loaded(self, saved: Mapping[str, Any], layout: Any) -> PendingBatch:
         replies = []
         for found in saved["replies"]:
             references = []
@@ -337,4 +331,4 @@ class ShardedReplay(Generic[Batch]):
                 rows = (map_tree(lambda _, rest=rest: next(rest), layout),) if arrays else ()
                 references.append(self.shards.ray.put(Reply(rows, probability, mass)))
             replies.append(references)
-        return Asked(saved["counts"], saved["share"], saved["generations"], replies)
+        return PendingBatch(saved["counts"], saved["share"], saved["generations"], replies)

@@ -30,7 +30,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingBatch:
     """A batch on its way."""
 
     counts: list[int]  # rows of each shard
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class DistantArray:
+class RemoteArray:
     """A large array of a state on its way between processes, without its rows."""
 
     number: int  # among those of its state
@@ -55,23 +55,23 @@ class DistantArray:
         return ChunkedArray(self.dtype, self.row, self.counts, read, list(self.digests))
 
 
-def distant(number: int, array: ChunkedArray, chunks: Sequence[Any] = ()) -> DistantArray:
+def remote_array(number: int, array: ChunkedArray, chunks: Sequence[Any] = ()) -> RemoteArray:
     """The description of a large array."""
-    return DistantArray(number, array.dtype, array.row, array.counts, array.digests[: len(array.counts)], (*chunks,))
+    return RemoteArray(number, array.dtype, array.row, array.counts, array.digests[: len(array.counts)], (*chunks,))
 
 
-def stored(array: ChunkedArray) -> DistantArray:
+def stored(array: ChunkedArray) -> RemoteArray:
     """A large array whose chunks are copied into Ray's store, which writes to disk what does not fit into it."""
-    return distant(0, array, [imported().put(chunk) for chunk in array.chunks()])
+    return remote_array(0, array, [imported().put(chunk) for chunk in array.chunks()])
 
 
-def replaced(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+def map_objects(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     """A state in which `by` has replaced each object of a class."""
     if isinstance(state, kind):
         return by(state)
     if isinstance(state, dict):
-        return {key: replaced(value, kind, by) for key, value in state.items()}
-    return [replaced(value, kind, by) for value in state] if isinstance(state, list) else state
+        return {key: map_objects(value, kind, by) for key, value in state.items()}
+    return [map_objects(value, kind, by) for value in state] if isinstance(state, list) else state
 
 
 class Shard:
@@ -121,31 +121,31 @@ class Shard:
         return map_tree(as_numpy, self.replay.layout(n))
 
     def state_dict(self) -> Any:
-        """The state, its large arrays as DistantArrays with the hashes of all chunks."""
+        """The state, its large arrays as RemoteArrays with the hashes of all chunks."""
         self._large = []
-        return replaced(self.replay.state_dict(), ChunkedArray, self._kept)
+        return map_objects(self.replay.state_dict(), ChunkedArray, self._kept)
 
-    def _kept(self, array: ChunkedArray) -> np.ndarray | DistantArray:
+    def _kept(self, array: ChunkedArray) -> np.ndarray | RemoteArray:
         if array.nbytes < LARGE_BYTES:
             return array.to_numpy()
         for i in range(len(array.counts)):
             if not array.digests[i]:
                 array.digests[i] = hashlib.sha256(array.read(i).reshape(-1).view(np.uint8).data).hexdigest()
         self._large.append(array)
-        return distant(len(self._large) - 1, array)
+        return remote_array(len(self._large) - 1, array)
 
     def chunk(self, number: int, i: int) -> np.ndarray:
         """A chunk of a large array of the newest state."""
         return self._large[number].read(i)
 
     def load_state_dict(self, state: Any) -> str:
-        """Restore a state whose DistantArrays have chunks; returns the error of one that does not fit, or ""."""
+        """Restore a state whose RemoteArrays have chunks; returns the error of one that does not fit, or ""."""
 
-        def read_from_ray(array: DistantArray) -> ChunkedArray:
+        def read_from_ray(array: RemoteArray) -> ChunkedArray:
             return array.chunked(lambda i: imported().get(array.chunks[i]))
 
         try:
-            self.replay.load_state_dict(replaced(state, DistantArray, read_from_ray))
+            self.replay.load_state_dict(map_objects(state, RemoteArray, read_from_ray))
         except ValueError as error:
             return str(error)
         return ""

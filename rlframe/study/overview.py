@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.curves import RunData, read_run
-from rlframe.analysis.trials import JOURNAL, SearchData, read_search
+from rlframe.analysis.trials import SEARCH_JOURNAL, SearchData, read_search
 from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.record.directory import LOCK_FILE, LockHolder, read_lock
 from rlframe.study.added import read_added
@@ -142,7 +142,7 @@ def read_study(directory: str | Path) -> StudyOverview:
         planned = [_planned(directory, entry["name"], entry["arguments"]) for entry in content["runs"]]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(printable(f"{directory / FILE} is damaged: {str(error)[:200]}")) from None
-    search = read_search(directory) if (directory / JOURNAL).is_file() else None
+    search = read_search(directory) if (directory / SEARCH_JOURNAL).is_file() else None
     for each in [] if search else added:
         if each.name not in statuses:
             statuses[each.name] = Status()

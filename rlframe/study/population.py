@@ -62,7 +62,7 @@ class Population:
         start = max(member.env_steps for member in self._intervals[-1])
         return min((start // self.plan.interval_steps + 1) * self.plan.interval_steps, self.plan.n_steps)
 
-    def leg(self) -> list[PlannedRun]:
+    def start_interval(self) -> list[PlannedRun]:
         """The runs of all members up to the end of this interval; those that are not there yet wait.
 
         Raises:
@@ -73,15 +73,17 @@ class Population:
             status = self._statuses[run.name]
             status.state, status.reason = (DONE if _env_steps(run) >= self._ends_at else WAITING), ""
         stop = f"stop=env_steps >= {self._ends_at}" if self._ends_at < self.plan.n_steps else "stop="
-        return [self._in_leg(run, member, stop) for run, member in zip(self._runs, self._intervals[-1], strict=True)]
+        return [
+            self._of_interval(run, member, stop) for run, member in zip(self._runs, self._intervals[-1], strict=True)
+        ]
 
-    def _in_leg(self, run: PlannedRun, member: Member, stop: str) -> PlannedRun:
+    def _of_interval(self, run: PlannedRun, member: Member, stop: str) -> PlannedRun:
         """A run with the settings of now, which also are those it would be started anew with."""
         words = {f"{key}={run.arguments[key]}": f"{key}={value}" for key, value in member.settings.items()}
         command = tuple(words.get(word, word) for word in run.command)
         return replace(run, command=(*command, stop), resume_command=(*run.resume_command, stop))
 
-    def settled(self) -> list[PlannedRun]:
+    def runs_as_tuned(self) -> list[PlannedRun]:
         """The runs with the settings of now as arguments, for a table."""
         pairs = zip(self._runs, self._intervals[-1], strict=True)
         return [replace(run, arguments={**run.arguments, **member.settings}) for run, member in pairs]

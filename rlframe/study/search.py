@@ -19,7 +19,7 @@ import numpy as np
 
 from rlframe.analysis.curves import read_run
 from rlframe.analysis.intervals import center
-from rlframe.analysis.trials import JOURNAL
+from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
@@ -193,7 +193,7 @@ class Search(MoreRuns):
         self.plan, self._make_runs = plan, make_runs
         with _quiet():
             self._optuna = _imported(plan)
-            self._study = self._opened(directory / JOURNAL)
+            self._study = self._opened(directory / SEARCH_JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
         self._runs: dict[str, list[PlannedRun]] = {}

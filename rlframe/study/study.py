@@ -102,11 +102,11 @@ def _run_intervals(
     """Train all members interval by interval; returns their runs, and the number of the signal that stopped them."""
     while True:
         print(population.describe(), flush=True)
-        runs = population.leg()
+        runs = population.start_interval()
         with closing(open_status_table()) as table:
             signum = Queue(runs, slots, record, table, options).run()
         if signum or not population.advance():
-            return population.settled(), signum
+            return population.runs_as_tuned(), signum
 
 
 def _summarize(study: Study, record: StudyRecord) -> None:

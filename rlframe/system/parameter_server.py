@@ -12,6 +12,7 @@ from safetensors.numpy import save
 
 from rlframe.core.errors import ReadableError
 from rlframe.core.files import write_file
+from rlframe.system.actors import CALL_S
 from rlframe.system.cluster import check_room, imported
 
 Version = tuple[int, dict[str, np.ndarray]]  # its number, and the parameters by name, which may be read-only
@@ -49,13 +50,18 @@ class ParameterServer:
         self._store.push.remote(version, dict(parameters))
 
     def pull(self, version: int = -1) -> Version | None:
-        """The newest parameters if they are newer than `version`, else nothing."""
+        """The newest parameters if they are newer than `version`, else nothing.
+
+        Raises ReadableError if the actor does not answer.
+        """
         ray = imported()
-        for newest, (reference,) in ray.get(self._store.pull.remote(version)):
-            try:
-                return newest, ray.get(reference)
-            except ray.exceptions.ObjectLostError:  # the actor has died meanwhile
-                return None
+        try:
+            for newest, (reference,) in ray.get(self._store.pull.remote(version), timeout=CALL_S):
+                return newest, ray.get(reference, timeout=CALL_S)
+        except ray.exceptions.GetTimeoutError:
+            raise ReadableError(f"the ParameterServer has not answered in {CALL_S:.0f} s; is Ray up?") from None
+        except ray.exceptions.ObjectLostError:  # the actor has died meanwhile
+            return None
         return None
 
     def get(self) -> Version:

@@ -13,7 +13,16 @@ import pytest
 
 from rlframe.analysis.curves import PlotError
 from rlframe.analysis.search_figure import RED, fill_figure
-from rlframe.analysis.trials import DONE, JOURNAL, PRUNED, SearchData, SearchedKey, Trial, importance, read_search
+from rlframe.analysis.trials import (
+    DONE,
+    PRUNED,
+    SEARCH_JOURNAL,
+    SearchData,
+    SearchedKey,
+    Trial,
+    importance,
+    read_search,
+)
 from rlframe.core.errors import ConfigError
 from rlframe.plot import main
 
@@ -35,7 +44,7 @@ def trial_lines(number: int, values: dict[str, float], state: int, score: float 
 
 
 def write_journal(directory: Path, lines: list[dict[str, Any]]) -> Path:
-    (directory / JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (directory / SEARCH_JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return directory
 
 
@@ -52,7 +61,7 @@ def example(directory: Path) -> Path:
 def test_a_journal_is_read_as_optuna_reads_it(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path = str(tmp_path / JOURNAL)
+    path = str(tmp_path / SEARCH_JOURNAL)
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
     study = optuna.create_study(storage=storage, direction="minimize", sampler=optuna.samplers.RandomSampler(seed=0))
     study.set_user_attr("space", SPACE)
@@ -161,7 +170,7 @@ def test_a_search_without_a_score_is_an_error(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    with (example(tmp_path) / JOURNAL).open("a") as file:
+    with (example(tmp_path) / SEARCH_JOURNAL).open("a") as file:
         file.write('{"op_code": 4, "da')
     assert len(read_search(tmp_path).trials) == 11
 
@@ -199,11 +208,11 @@ class Bomb:
 
 
 def test_a_pickle_or_a_link_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_bytes(pickle.dumps(Bomb()) + b"\n")
+    (tmp_path / SEARCH_JOURNAL).write_bytes(pickle.dumps(Bomb()) + b"\n")
     with pytest.raises(PlotError, match="damaged in line 1"):
         read_search(tmp_path)
-    (tmp_path / JOURNAL).unlink()
-    (tmp_path / JOURNAL).symlink_to("/etc/hostname")
+    (tmp_path / SEARCH_JOURNAL).unlink()
+    (tmp_path / SEARCH_JOURNAL).symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match="not a regular file"):
         read_search(tmp_path)
 

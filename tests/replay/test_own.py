@@ -60,7 +60,7 @@ WRONG = {
     "replay=own": "algo.replay=own needs algo.replay.name=module:Class",
     "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
     "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "replay=memory, device, disk or ray",
-    "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of rlframe",
+    "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of memory",
     "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
     "algo.replay.memory=disk": "algo.replay.memory=disk is written algo.replay=disk",
     "algo.replay.memory=cpu": "algo.replay.memory=cpu is written algo.replay=memory",

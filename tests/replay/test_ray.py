@@ -15,7 +15,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.replay import FixedSequence, NStep, OnRay, ShardedReplay, make_replay
-from rlframe.replay.shard import replaced
+from rlframe.replay.shard import map_objects
 from rlframe.replay.shards import Division
 from tests.clusters import ray as ray
 from tests.clusters import with_cluster
@@ -199,7 +199,7 @@ def test_large_arrays_are_written_chunk_by_chunk_and_only_what_is_new(ray: Any, 
     other.load_state_dict(load_snapshot(tmp_path)[0])
     assert same(replay.sample(50), other.sample(50))
     large: list[ChunkedArray] = []
-    replaced(replay.state_dict(), ChunkedArray, large.append)
+    map_objects(replay.state_dict(), ChunkedArray, large.append)
     ray.kill(replay.shards.actors[0])  # type: ignore[attr-defined]
     with pytest.raises(StateLost, match="actor 0 of replay=ray died while its rows were saved"):
         large[0].to_numpy()

@@ -50,7 +50,7 @@ class Study:
 
     def train(self, failing: str = "") -> None:
         """One interval of all members that wait."""
-        for run in self.population.leg():
+        for run in self.population.start_interval():
             status = self.statuses[run.name]
             if status.state == WAITING:
                 stop = run.command[-1].rpartition(" ")[2]
@@ -196,7 +196,7 @@ def test_a_study_killed_at_any_file_operation_of_an_exploit_goes_on_as_one_that_
         try:
             kill_after["left"] = n
             study.population.advance()
-            study.population.leg()
+            study.population.start_interval()
             break
         except Killed:
             kill_after["left"] = -1
@@ -248,7 +248,7 @@ def test_a_failed_member_is_replaced_and_a_member_that_was_interrupted_is_waited
     study.statuses["member_1/run_1"].state = DONE
     assert study.population.advance()
     assert "member_2/run_2 copies" in study.population.describe()
-    study.population.leg()
+    study.population.start_interval()
     assert study.statuses["member_2/run_2"].state == WAITING
     (note,) = json.loads((study.runs[2].directory / "params.json").read_text())["changes"]
     assert note["env_steps"] == 100
