@@ -297,6 +297,7 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     Raises:
         ConfigError: there is no such encoder, or it does not fit the space.
     """
+    config.check_plain_layers()
     if config.encoder in ("nature", "impala") and not has_images(space):
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
     given = [name for name in ("channels", "kernels", "strides", "pools") if getattr(config, name)]
