@@ -102,7 +102,7 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
-        with keeping(run.algo, changed_at(Path(job.resume), int(found[2]["env_steps"]))):
+        with keeping(run.runner.learners.algos(), changed_at(Path(job.resume), int(found[2]["env_steps"]))):
             run.load(found[1])
     return run
 
@@ -162,7 +162,7 @@ def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: in
         current_run().trim(-1)
         _logger.info(f"{resume} has no snapshot yet: it starts from the beginning")
         return
-    with keeping(built.runner.algo, changed_at(Path(resume), env_steps)):
+    with keeping(built.runner.learners.algos(), changed_at(Path(resume), env_steps)):
         built.runner.resume(state)
     if reason := built.runner.end_reason:
         further = "raise runner.n_steps or runner.target_score, or change stop=, to continue"

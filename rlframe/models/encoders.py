@@ -12,6 +12,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError, naming
+from rlframe.core.multi_agent import JointSpace
 from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import channels_last, zeros
@@ -254,6 +255,8 @@ def _n_features(cnn: nn.Module) -> int:
 def has_images(space: Space) -> bool:
     """Whether any part of an observation space is an image."""
     match space:
+        case JointSpace():
+            return any(has_images(sub) for sub in space.own.values())
         case spaces.Dict():
             return any(has_images(sub) for sub in space.spaces.values())
         case spaces.Tuple():
