@@ -20,6 +20,9 @@ from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.envs.observations import InvalidValue
 
 
+_PACKAGES = ("mpe2",)  # of PettingZoo's environments beside its own, whose modules have their names
+
+
 def is_multi_agent(env: Any) -> bool:
     """Whether it is an environment of PettingZoo, parallel or in turns."""
     zoo = sys.modules.get("pettingzoo")
@@ -33,7 +36,7 @@ def is_multi_agent_class(found: type) -> bool:
 
 
 def find_multi_agent(id_: str) -> Callable[..., Any] | None:
-    """What makes the environment that PettingZoo, or the package before the slash, has under a name; None: nothing."""
+    """What makes the environment that PettingZoo, or mpe2, has under a name such as mpe2/simple_spread_v3, if any."""
     family, _, name = re.sub(r"_(v\d+)$", r"-\1", id_).partition("/")
     if not name or importlib.util.find_spec("pettingzoo") is None:
         return None
@@ -43,7 +46,9 @@ def find_multi_agent(id_: str) -> Callable[..., Any] | None:
         if f"{family}/{name}" in registry:
             return partial(pettingzoo.make, kind, f"{family}/{name}")
     name = name.replace("-", "_")
-    if importlib.util.find_spec(family) is None or importlib.util.find_spec(f"{family}.{name}") is None:
+    if family not in _PACKAGES or importlib.util.find_spec(family) is None:
+        return None
+    if importlib.util.find_spec(f"{family}.{name}") is None:
         return None
     module = vars(importlib.import_module(f"{family}.{name}"))
     return module.get("parallel_env") or module.get("env")
