@@ -31,7 +31,7 @@ from rlframe.core.spaces import (
     unbatch,
     zeros,
 )
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, leaves
 from rlframe.envs.observations import InvalidValue, check_mask, row_writer
 from rlframe.envs.options import EnvOptions, clip_bounds
 from rlframe.envs.pettingzoo import Extras, as_parallel, function_of, possible_agents
@@ -129,8 +129,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._episode += 1
         self._assign()
         self._elapsed, self._returns = 0, {}
-        for rows in self._rows.values():
-            _clear(rows, (*_FLAGS, WAITS) if self.turns else _FLAGS)
+        for leaf in leaves(self._rows):
+            leaf.fill(0)  # also what agents that have not come observed in earlier episodes
         now = [self.env.aec_env.agent_selection] if self.turns else self.env.agents
         if not now:
             raise InvalidValue("an episode started without agents")
