@@ -19,7 +19,6 @@ from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.envs.observations import InvalidValue
 
-
 _PACKAGES = ("mpe2",)  # of PettingZoo's environments beside its own, whose modules have their names
 
 
@@ -74,6 +73,11 @@ class Extras:
             given = vars(env.unwrapped).get("state_space")
             self._space = given if isinstance(given, Space) else _box_of(self._state)
 
+    @property
+    def adds(self) -> bool:
+        """Whether it adds something to what agents observe."""
+        return self._masked or self._space is not None
+
     def update(self, observations: Mapping[str, Any]) -> None:
         """Take the state after a step, of which these are the observations."""
         if self._function:
@@ -90,7 +94,7 @@ class Extras:
     def space_of(self, agent: str) -> Space:
         """The space of all that an agent observes."""
         own: Space = self._env.observation_space(agent)
-        if not self._masked and self._space is None:
+        if not self.adds:
             return own
         entries = dict(own.spaces) if isinstance(own, spaces.Dict) else {OBSERVATION: own}
         if self._masked and ACTION_MASK not in entries and isinstance(done := self._env.action_space(agent), _DISCRETE):
@@ -102,7 +106,7 @@ class Extras:
 
     def add(self, agent: str, observation: Any, infos: Mapping[str, Any]) -> Any:
         """An agent's observation with the others."""
-        if not self._masked and self._space is None:
+        if not self.adds:
             return observation
         found = dict(observation) if isinstance(observation, dict) else {OBSERVATION: observation}
         if self._masked and ACTION_MASK not in found:
