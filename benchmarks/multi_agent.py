@@ -7,8 +7,8 @@ What is compared (ratios above 1 mean that rlframe is faster), in rows of agents
 
   columns    an environment of 16 agents, one policy of 64x64, SerialSampler: against 16 environments of a single agent
              whose steps do the same arithmetic, in the same sampler
-  learning   PPO on mpe2's simple_spread, 3 agents, 8 environments x 128 steps, 64x64, 4 epochs of 4 minibatches: against
-             Stable-Baselines3's PPO over SuperSuit's vector environment, which does the same
+  learning   PPO on mpe2's simple_spread, 3 agents, 8 environments x 128 steps, 64x64, 4 epochs of 4 minibatches:
+             against Stable-Baselines3's PPO over SuperSuit's vector environment, which does the same
   rllib      the same PPO against RLlib's, with one environment runner in the algorithm's process
 
 Method. As benchmarks.sampling: contenders run in separate processes, pinned to one core, with one torch thread, built

@@ -1,4 +1,4 @@
-"""Environments of many agents for benchmarks.multi_agent: one whose agents do the arithmetic of single ones, and PPO's."""
+"""For benchmarks.multi_agent: agents of one environment that do the arithmetic of single ones, and PPO of others."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Team(Agent):
         self.sizes = {name: len(agents) for name, agents in observation_space.agents.items()}
         self.turns = observation_space.turns
         self._begun: dict[str, Tree] = {}  # of one row, in NumPy
-        for name, agent in self._items():
+        for name, agent in self.agents().items():
             own = observation_space.own[name], action_space.own[name]
             if self.turns:
                 self._begun[name] = _first_step(agent, *own)
@@ -49,22 +49,21 @@ class Team(Agent):
                     f"or with previous actions would see; use model.memory=none and model.feed_back=false"
                 )
 
-    def _items(self) -> Iterator[tuple[str, Agent]]:
-        for name, agent in self.policies.items():
-            assert isinstance(agent, Agent)
-            yield name, agent
+    def agents(self) -> dict[str, Agent]:
+        """The agent of each policy."""
+        return {name: agent for name, agent in self.policies.items() if isinstance(agent, Agent)}
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         return _joined(
             {
                 name: self._step_of(name, agent.step, *_of_policy(name, inputs, noise), state[name], torch.where)
-                for name, agent in self._items()
+                for name, agent in self.agents().items()
             }
         )
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        steps = {name: agent.numpy_step(n * self.sizes[name]) for name, agent in self._items()}
+        steps = {name: agent.numpy_step(n * self.sizes[name]) for name, agent in self.agents().items()}
         own = {name: step for name, step in steps.items() if step is not None}
         if len(own) < len(steps):
             return None
@@ -100,11 +99,11 @@ class Team(Agent):
         return AgentStep(begun["action"], begun["info"], {"own": after, "begun": begun})
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return {name: agent.noise(rng, (*lead, self.sizes[name])) for name, agent in self._items()}
+        return {name: agent.noise(rng, (*lead, self.sizes[name])) for name, agent in self.agents().items()}
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         found: dict[str, Tree] = {}
-        for name, agent in self._items():
+        for name, agent in self.agents().items():
             n = self.sizes[name]
             columns = [env * n + k for env in env_ids for k in range(n)]
             found[name] = {"own": unflat(agent.initial_state(columns), n)}
@@ -114,19 +113,19 @@ class Team(Agent):
         return found
 
     def observe(self, observation: Tree) -> None:
-        for name, agent in self._items():
+        for name, agent in self.agents().items():
             agent.observe(observation[name][OBSERVATION])
 
     @contextmanager
     def exploring_at(self, epsilon: float) -> Iterator[None]:
         with ExitStack() as entered:
-            for _, agent in self._items():
+            for agent in self.agents().values():
                 entered.enter_context(agent.exploring_at(epsilon))
             yield
 
     @property
     def recurrent(self) -> bool:
-        return any(agent.recurrent for _, agent in self._items())
+        return any(agent.recurrent for _, agent in self.agents().items())
 
 
 _Given = tuple[AgentInputs, Tree, Any]  # inputs and noise [B * n, ...] of a policy, and who waits

@@ -68,7 +68,7 @@ class Extras:
         self._state: Any = None
         self.update(observations)
         if self._function:
-            self._space = spaces.Box(-np.inf, np.inf, np.shape(self._state), np.float32)
+            self._space = _box_of(self._state)
         elif state:
             given = vars(env.unwrapped).get("state_space")
             self._space = given if isinstance(given, Space) else _box_of(self._state)
@@ -126,7 +126,7 @@ def _box_of(state: Any) -> spaces.Box:
     array = np.asarray(state)
     dtype = np.uint8 if array.dtype == np.uint8 else np.float32
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
-    return spaces.Box(low, high, array.shape, dtype)  # type: ignore[arg-type]
+    return spaces.Box(low, high, array.shape, dtype)
 
 
 def as_parallel(env: Any) -> tuple[Any, bool]:
@@ -158,4 +158,4 @@ def function_of(name: str, key: str) -> Callable[..., Any] | None:
     found = find_attribute(name, key)
     if not callable(found):
         raise ConfigError(f"{key}={name} is {found!r:.60}, not a function")
-    return found  # type: ignore[no-any-return]
+    return found

@@ -176,7 +176,7 @@ def _make_learners(
     observations, actions = joint(in_spaces)
     found = {}
     for index, (name, n) in enumerate(agent.sizes.items()):
-        own, policy = experiment.of_policy(name, index), agent.policies[name]
+        own, policy = experiment.of_policy(name, index), agent.agents()[name]
         spec = sampler.batch_spec._replace(B=sampler.batch_spec.B * n)
         if experiment.agents.learns(name):
             algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]))
@@ -194,7 +194,7 @@ def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spac
         load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
     _check_divided(algo)
     bonus = experiment.reward.bonus
-    return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)  # type: ignore[no-any-return]
+    return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
 
 
 def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
