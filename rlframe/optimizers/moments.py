@@ -161,7 +161,7 @@ class Adam(Moments):
 
     def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
         """The equations, each tensor on its own: a compiler makes loops of them."""
-        t = torch.stack(lists[2])
+        t = torch.stack(lists[2]).clamp(min=1.0)  # 0: no step was made, and 0 / 0 times 0 is NaN
         step = held(rate * keep / (1 - self.beta1**t)).unbind()
         inverse_root = held((1 - self.beta2**t).rsqrt()).unbind()
         for parameter, gradient, a, b, m, v in zip(*lists[:2], step, inverse_root, *lists[3:], strict=True):
