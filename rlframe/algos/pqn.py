@@ -44,12 +44,12 @@ class Config:
     for_images = Defaults(ModelConfig(activation="relu", norm="layer", image_norm="layer"), BatchSpec(T=32, B=128))
     for_vectors = Defaults(
         ModelConfig(hidden=(128, 128), activation="relu", norm="layer"),
-        BatchSpec(T=64, B=32),
+        BatchSpec(T=32, B=16),
         {
-            "learning_rate": "linear(5e-4,0)",
+            "learning_rate": "linear(1e-3,0)",
             "q_lambda": 0.95,
             "epochs": 4,
-            "minibatches": 16,
+            "minibatches": 4,
             "explore.epsilon": "linear(1,0.05,0.2)",
         },
     )
