@@ -119,7 +119,7 @@ def test_the_target_is_the_best_of_the_allowed_actions() -> None:
 @pytest.mark.parametrize("memory", variants(["gru", "lstm", "transformer"], ("gru",)))
 def test_it_remembers_with_memory(memory: str) -> None:
     model = {**GRU, "memory": memory}
-    agent = trained(debug_envs.memory, 30, T=12, env_delay=2, model=model, learning_rate="linear(2e-2,0)")
+    agent = trained(debug_envs.memory, 16, T=12, env_delay=2, model=model, learning_rate="linear(2e-2,0)")
     assert score(agent, debug_envs.memory, delay=2) > 0.95
 
 
@@ -131,7 +131,7 @@ def test_a_reward_that_comes_late_reaches_the_action_that_earned_it() -> None:
 def test_a_termination_ends_the_sum_and_a_truncation_bootstraps() -> None:
     for ends in ("terminated", "truncated"):
         more = {"discount": 0.8, "env_ends": ends, "env_length": 5, "q_lambda": 0.5, "model": {"hidden": ()}}
-        agent = trained(debug_envs.time_limit, 60, T=12, B=4, learning_rate="linear(5e-2,0)", **more)
+        agent = trained(debug_envs.time_limit, 40, T=12, B=4, learning_rate="linear(5e-2,0)", **more)
         nothing = torch.zeros(5)
         inputs = AgentInputs(torch.arange(5), nothing.long(), nothing, nothing.bool())
         with torch.no_grad():
