@@ -22,6 +22,7 @@ from rlframe.data.episodes import Episode
 from rlframe.data.transform import Transform, transformed, unchanged
 from rlframe.data.writing import DatasetWriter, NewDataset
 from rlframe.envs import EnvConfig
+from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _logger = logging.getLogger("rlframe")
 class Recorder(Callback):
     """Follows the batches of a runner, and writes whole episodes in a thread of its own.
 
-    The dataset loads at any moment. A resumed run takes away the episodes since its snapshot, and records on. Rewards
-    are those that are learned from: clipped, if the run clips them.
+    The dataset loads at any moment. A resumed run takes away the episodes since its snapshot, and records on; one that
+    has no snapshot begins its own dataset anew. Rewards are those that are learned from, clipped if the run does so.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class Recorder(Callback):
     def on_start(self, runner: Runner) -> None:
         spec = env_spec_json(runner.sampler.env)
         new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
-        resumed = self._resumed.get("n_episodes", -1), self._resumed.get("token", "")
-        self._writer = DatasetWriter(new, *resumed)
+        tokens = current_run().tokens
+        token = self._resumed.get("token") or (tokens[0] if tokens else "")
+        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens)
         for stream, state in self._resumed.get("streams", {}).items():
             self._cutter(int(stream)).load_state_dict(state)
         self._resumed = {}
