@@ -23,6 +23,7 @@ from rlframe.data.reading import Dataset, check_spaces, locate, open_dataset
 from rlframe.data.transform import Transform, load_transform, transformed
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
+from rlframe.replay.frames import BrokenStack
 from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored
 
 _CHUNK = 1024  # rows that are appended at a time, where the reader lets them be any number
@@ -153,10 +154,22 @@ def _filled(
 ) -> tuple[ReplayBuffer[Batch], Digest]:
     """A replay with all rows of a dataset, as one stream of one environment, and what identifies them.
 
+    Stacked frames are stored once each, unless an episode begins with a stack of earlier frames, as after a lost life.
+
     Raises:
         ConfigError: the dataset is damaged, empty, or has not as many steps as it claims.
         ValueError: it does not fit into memory.
     """
+    try:
+        return _filled_as(dataset, spec, kind, transform)
+    except BrokenStack:
+        whole = replace(spec, observation_space=dataset.observation_space)  # Boxes, which are not FrameStacks
+        return _filled_as(dataset, whole, kind, transform)
+
+
+def _filled_as(
+    dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform
+) -> tuple[ReplayBuffer[Batch], Digest]:
     fixed = spec.reader.data_T(spec.batch_spec.T)
     T = fixed or _CHUNK
     n_rows = dataset.n_steps + dataset.n_episodes

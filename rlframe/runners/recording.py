@@ -76,7 +76,11 @@ class Recorder(Callback):
         threading.Thread(target=self._write, args=(self._writer,), name="recording", daemon=True).start()
 
     def _cutter(self, stream: int) -> EpisodeCutter:
-        return self._cutters.setdefault(stream, EpisodeCutter(*self._spaces))
+        if stream not in self._cutters:
+            config = self.runner.sampler.config
+            decorrelated = config is not None and config.decorrelation_steps > 0
+            self._cutters[stream] = EpisodeCutter(*self._spaces, decorrelated=decorrelated)
+        return self._cutters[stream]
 
     def on_batch(self, samples: Samples) -> None:
         cut = self._cutter(samples.stream).add(samples)

@@ -15,10 +15,14 @@ import pytest
 
 from rlframe import evaluate, launch
 from rlframe.core.errors import ConfigError
-from rlframe.data import open_dataset
+from rlframe.core.types import Trajectory
+from rlframe.data import NewDataset, open_dataset
+from rlframe.data.episodes import as_batches
+from rlframe.evaluation.recording import EvaluationRecorder
 from rlframe.experiment.job import check_words
 from rlframe.record.snapshot import list_snapshots
-from tests.data.episodes import arrays
+from tests.data.episodes import CARTPOLE, arrays, episodes
+from tests.data.telling import check_told
 from tests.processes import launching, until
 from tests.tables import read_csv
 
@@ -118,6 +122,37 @@ def test_a_study_that_is_resumed_finds_datasets_of_its_runs(tmp_path: Path) -> N
     check_words({**words, "seed": "1"})  # the run itself refuses one that is not its own
     with pytest.raises(ConfigError, match="record: 'x' is no dataset"):
         check_words({**words, "record": "x"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algo=dqn", "runner=async_rl", "runner.n_samplers=2", "algo.learning_starts=100"),
+        pytest.param(("sampler=gpu", "sampler.n_workers=2", "sampler.n_groups=2"), marks=pytest.mark.slow),
+        pytest.param(("world_size=2",), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("forked_ranks")
+def test_every_step_is_recorded_of_whatever_samples(tmp_path: Path, words: tuple[str, ...]) -> None:
+    own = dict(word.split("=", 1) for word in (*RUN, *words)) | {"env": "tests.data.telling:TellingEnv"}
+    given = [f"{key}={value}" for key, value in own.items()]
+    assert launch.main([*given, "runner.n_steps=2048", f"log_dir={tmp_path}", f"record={tmp_path}/x-v0"]) == 0
+    found = [episode for path in sorted(tmp_path.glob("x*-v0")) for episode in open_dataset(path).episodes()]
+    n_envs, n_steps = check_told(found)
+    assert n_envs == (8 if "world_size=2" in words else 4)
+    assert 2048 - 23 * n_envs < n_steps <= 2048 + 64 * n_envs, "all but the episodes that the end interrupts"
+
+
+def test_an_evaluation_records_all_lives_of_the_games_that_it_counts(tmp_path: Path) -> None:
+    given = episodes([3, 4, 5, 2], *CARTPOLE)
+    recorder = EvaluationRecorder(NewDataset(f"{tmp_path}/x-v0", *CARTPOLE), sampled=False)
+    for batch in as_batches(given, CARTPOLE[1], 5, whole=True):
+        recorder.on_batch(batch.torch())
+    recorder.on_episode(Trajectory(1.0, 3 + 4, terminated=True, env=0))
+    recorder.on_episode(Trajectory(1.0, 5, terminated=True, env=0))
+    recorder.close()
+    for one, other in zip(given[:3], open_dataset(tmp_path / "x-v0").episodes(), strict=True):
+        assert np.array_equal(one.observation, other.observation)
 
 
 @pytest.mark.slow

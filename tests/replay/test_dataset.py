@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from rlframe import launch
 from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.data import Episode, open_dataset
 from rlframe.data.episodes import as_batches
@@ -50,6 +51,25 @@ def test_every_row_is_sampled_with_its_next_observation_and_its_end(tmp_path: Pa
         if not episode.terminated[t]:
             assert np.array_equal(batch.next_inputs.observation[i], episode.observation[t + 1])
     assert seen == rows.keys()
+
+
+@pytest.mark.parametrize("lost_life", [False, True])
+def test_stacks_are_read_as_they_were_recorded_also_after_a_lost_life(tmp_path: Path, lost_life: bool) -> None:
+    rng, box, n = np.random.default_rng(0), spaces.Box(0, 255, (3, 8, 8), np.uint8), 12
+    frames = np.concatenate([np.zeros((2, 8, 8), np.uint8), rng.integers(1, 255, (n, 8, 8), np.uint8)])
+    stacks = np.stack([frames[i : i + 3] for i in range(n)])
+    ends = [6, n - 1] if lost_life else [n - 1]  # the second episode begins with the stack that ended the first
+    given = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        (each,) = episodes([end - begin], box, CARTPOLE[1])
+        given.append(replace(each, observation=stacks[begin : end + 1]))
+    path = stored(tmp_path, given, box, CARTPOLE[1])
+    made = make_replay(OfDatasets(path=path), FrameStack(box, 3), CARTPOLE[1], SPEC, NStep(0.9, 1))
+    assert made.n_rows == n - 1
+    batch: Transitions = made.sample(200)
+    after = {each.observation[t].tobytes(): each.observation[t + 1] for each in given for t in range(len(each))}
+    for seen, following in zip(batch.inputs.observation.numpy(), batch.next_inputs.observation.numpy(), strict=True):
+        assert np.array_equal(following, after[seen.tobytes()])
 
 
 @pytest.mark.parametrize("place", ["memory", "disk", "device"])
