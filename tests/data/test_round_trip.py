@@ -53,7 +53,13 @@ def test_pong_is_read_back_bit_for_bit_here_and_by_minari(
 
     monkeypatch.setattr(recorder, "on_batch", on_batch)
     words = ["algo=ppo", "env=ALE/Pong-v5", "env.max_episode_steps=150", "sampler=serial", "sampler.batch_T=64"]
-    words += ["sampler.batch_B=2", "eval.n_episodes=0", "affinity=none", "log_level=WARNING", f"log_dir={tmp_path}/runs"]
+    words += [
+        "sampler.batch_B=2",
+        "eval.n_episodes=0",
+        "affinity=none",
+        "log_level=WARNING",
+        f"log_dir={tmp_path}/runs",
+    ]
     words += ["runner.n_steps=1000", "runner.log_interval_steps=1000", "algo.epochs=1", "record_compression=lz4"]
     name = "pong/ppo-v0"
     assert launch.main([*words, f"record={name if by == 'training' else 'pong/other-v0'}"]) == 0
