@@ -97,6 +97,22 @@ def test_live_rows_have_their_share_once_there_are_any(tmp_path: Path) -> None:
         made.update_priorities(found.index, np.ones((64, 2)))
 
 
+def test_rewards_are_scaled_so_that_returns_span_a_range(tmp_path: Path) -> None:
+    one = stored(tmp_path / "a", given := episodes([3, 6], *CARTPOLE), *CARTPOLE)
+    other = stored(tmp_path / "b", more := episodes([9, 2], *CARTPOLE, seed=1), *CARTPOLE)
+    made = replay(OfDatasets(path=f"{{{one}: 1, {other}: 1}}", return_range=1000.0))
+    returns = [each.return_ for each in (*given, *more)]
+    scale = 1000 / (max(returns) - min(returns))
+    assert f"rewards times {scale:.6g}" in str(made)
+    rewards = np.unique(made.sample(2_000).return_.numpy())
+    expected = np.unique(np.concatenate([each.reward for each in (*given, *more)])) * np.float32(scale)
+    np.testing.assert_allclose(rewards, expected, rtol=1e-6)
+    with pytest.raises(ConfigError, match="all 1 episodes have the same"):
+        replay(OfDatasets(path=stored(tmp_path / "c", given[:1], *CARTPOLE), return_range=1000.0))
+    with pytest.raises(ConfigError, match=r"return_range=1000 scales recorded rewards alone"):
+        OfDatasets(path=one, return_range=1000.0, live=0.5)
+
+
 def test_what_cannot_be_read_names_the_key(tmp_path: Path) -> None:
     path = stored(tmp_path, episodes([4], *CARTPOLE), *CARTPOLE)
     with pytest.raises(ConfigError, match=r"algo\.replay=dataset needs algo\.replay\.path=NAME"):
