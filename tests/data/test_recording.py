@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rlframe
 from rlframe import evaluate, launch
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import Trajectory
@@ -114,6 +115,23 @@ def test_a_run_killed_before_its_first_snapshot_overwrites_its_own_dataset_alone
         monkeypatch.setenv(name, str(value))
     assert launch.main([*words, short, f"log_dir={tmp_path}"]) == 0  # by torchrun, which starts the same command again
     assert is_that_of(run, path)
+
+
+def test_a_run_from_the_state_of_another_leaves_its_dataset_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x-v0"
+    assert launch.main([*RUN, "runner.n_steps=512", f"log_dir={tmp_path}/runs", f"record={path}"]) == 0
+    before = returns(path)
+    for own in ({}, {"log_dir": str(tmp_path / "own")}):
+        with rlframe.restore(tmp_path / "runs/run_0", n_steps=1024, **own) as run:
+            run.train()
+            run.save(tmp_path / "saved" / str(len(own)))
+        assert "nothing is recorded here" in caplog.text
+        caplog.clear()
+    assert returns(path) == before
+    assert launch.main([f"resume={tmp_path}/runs/run_0", "runner.n_steps=1024"]) == 0
+    assert len(returns(path)) > len(before)
 
 
 def test_a_study_that_is_resumed_finds_datasets_of_its_runs(tmp_path: Path) -> None:
