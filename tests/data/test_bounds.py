@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 
 import h5py
@@ -92,7 +93,7 @@ def test_text_in_a_parquet_file_is_left_out_unread(tmp_path: Path) -> None:
     assert list(episode.info) == ["number"]
 
 
-@pytest.mark.parametrize("attack", ["wide", "chunk", "twice", "many"])
+@pytest.mark.parametrize("attack", ["wide", "chunk", "twice", "many", "stream"])
 def test_an_hdf5_file_that_unpacks_to_much_is_refused(tmp_path: Path, attack: str) -> None:
     path, file = dataset(tmp_path, "hdf5")
     with h5py.File(file, "a") as opened:
@@ -107,6 +108,11 @@ def test_an_hdf5_file_that_unpacks_to_much_is_refused(tmp_path: Path, attack: st
                 del group["rewards"]
                 chunked = group.create_dataset("rewards", (3,), "f4", chunks=(WIDE,), maxshape=(None,))
                 chunked[:] = 0
+            case "stream":  # of a chunk goes on beyond it
+                del group["rewards"]
+                chunked = group.create_dataset("rewards", (3,), "f4", chunks=(3,), compression="gzip")
+                rest = np.random.default_rng(0).bytes(2 << 20)
+                chunked.id.write_direct_chunk((0,), zlib.compress(bytes(12) + rest))
             case "twice":
                 del group["rewards"]
                 space = h5py.h5s.create_simple((3,))
@@ -116,7 +122,8 @@ def test_an_hdf5_file_that_unpacks_to_much_is_refused(tmp_path: Path, attack: st
                 plist.set_deflate(9)
                 found = h5py.h5d.create(group.id, b"rewards", h5py.h5t.NATIVE_FLOAT, space, plist)
                 h5py.Dataset(found)[:] = np.zeros(3, np.float32)
-    refused(path, "is compressed twice" if attack == "twice" else "claims .* bytes, and an episode may have")
+    says = {"twice": "is compressed twice", "stream": "a chunk of /episode_0/rewards unpacks to more"}
+    refused(path, says.get(attack, "claims .* bytes, and an episode may have"))
 
 
 def test_images_are_unpacked_one_by_one_within_the_room_of_an_episode(tmp_path: Path) -> None:
