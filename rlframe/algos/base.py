@@ -41,6 +41,7 @@ class Progress:
     """How far training has come. The algorithm owns it; runners and schedules read it."""
 
     env_steps: int = 0  # of the batches received, over all ranks
+    agent_steps: int = 0  # valid rows of them, if several agents share an environment
     updates: int = 0  # gradient steps
     scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns; or updates
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
@@ -62,6 +63,8 @@ class Progress:
         """Count the env steps of a batch on all ranks."""
         self.schedule(self.env_steps)
         self.env_steps += self.ranks.sum(samples.n_env_steps)
+        if samples.n_valid >= 0:
+            self.agent_steps += self.ranks.sum(samples.n_valid)
 
     def schedule(self, now: int) -> None:
         """Set all schedules to their numbers at `now`: env_steps, or updates where a runner counts in them."""
@@ -79,12 +82,13 @@ class Progress:
         for check in self.checks:
             check()
         counts = {"env_steps": self.env_steps, "updates": self.updates, "skipped": self.skipped}
+        counts["agent_steps"] = self.agent_steps
         return {**counts, "scheduled": self.scheduled}  # for a run stopped between the updates of a batch
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
-        self.skipped = state["skipped"]
+        self.skipped, self.agent_steps = state["skipped"], state["agent_steps"]
         self.schedule(state["scheduled"])
 
 
@@ -93,7 +97,7 @@ def observed(samples: Samples) -> Tree:
 
     Batches of a device are not looked at, and keep all rows.
     """
-    if samples.n_env_steps == samples.valid.numel() or not samples.valid.is_cpu:
+    if samples.n_rows == samples.valid.numel() or not samples.valid.is_cpu:
         return samples.observation
     present = samples.valid | samples.inputs.first[1:]
     return samples.observation if present.all() else map_tree(lambda x: x[present], samples.observation)

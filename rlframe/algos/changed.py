@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,8 +14,8 @@ _RATE = "lr"  # of torch's optimizers
 
 
 @contextmanager
-def keeping(algo: Algorithm, changed: Collection[str]) -> Iterator[None]:
-    """Load a state within the block. Settings of optimizers that are `changed` stay as they were before it.
+def keeping(algos: Sequence[Algorithm], changed: Collection[str]) -> Iterator[None]:
+    """Load a state of algorithms within the block. Optimizers' settings that are `changed` stay as they were before it.
 
     An OptimizerStep saves no rate but one that a callback set, which then ends. A torch.optim.Optimizer that is an
     attribute of the algorithm saves all its settings: its own are known by the last part of a key, and `lr` by
@@ -24,7 +24,7 @@ def keeping(algo: Algorithm, changed: Collection[str]) -> Iterator[None]:
     Args:
         changed: keys, such as algo.learning_rate.
     """
-    parts = list(vars(algo.unwrapped).values()) if changed else []
+    parts = [part for algo in algos for part in vars(algo.unwrapped).values()] if changed else []
     steps = [part for part in parts if isinstance(part, OptimizerStep) and part.rate_key in changed]
     rates = [step.learning_rate for step in steps]
     names = {key.rpartition(".")[2] for key in changed}

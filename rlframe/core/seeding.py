@@ -24,6 +24,7 @@ class Role(IntEnum):
     TORCH = 10
     BONUS = 12
     PERTURBATION = 13
+    POLICY = 14
     ESTIMATE = 20
 
 

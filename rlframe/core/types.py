@@ -43,7 +43,7 @@ class AgentStep(Struct):
     """Outputs of an agent's step: [B] rows."""
 
     action: Tree
-    info: Struct  # stored for training, for example log_prob and value
+    info: Tree  # stored for training, for example log_prob and value
     state: Tree  # agent state after this row; () without memory
 
 
@@ -72,6 +72,12 @@ class Samples(Struct):
     n_env_steps: int = plain()  # counted by whoever sampled, so that nobody reads `valid` on the host to count
     start: int = plain()  # time of row 0 in its stream: where the last batch ended, unless rows were lost between
     stream: int = plain(0)  # who played it: rows of one stream go on where its last batch ended
+    n_valid: int = plain(-1)  # valid rows, if several agents share an environment; -1: as many as env steps
+
+    @property
+    def n_rows(self) -> int:
+        """Valid rows: steps of agents."""
+        return self.n_env_steps if self.n_valid < 0 else self.n_valid
 
     @property
     def observation(self) -> Tree:

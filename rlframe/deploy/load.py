@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,18 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
+from rlframe.agents.team import Team
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation.policy import Policy
-from rlframe.experiment.build import choose_device, load_weights, make_agent
+from rlframe.experiment.build import choose_device, make_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import NOT_OF_POLICY, recorded
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import check_network, read_config
-from rlframe.record.snapshot import link_target, list_snapshots, load_newest
+from rlframe.experiment.weights import load_weights, policies_in
+from rlframe.record.snapshot import link_target, list_snapshots, load_newest, load_snapshot, params_of, resolve_snapshot
 from rlframe.system.env_vars import env_vars_set
 
 
@@ -54,9 +56,9 @@ def load_trained(
         ConfigError, SnapshotError: there is no snapshot, it is damaged, it needs trust, or with the changes its weights
             do not fit the network.
     """
-    snapshot, weights, meta = load_newest(path, key="agent")
-    params, given = params_of(snapshot), long_keys(changes)
+    params, given = params_of(resolve_snapshot(path)), long_keys(changes)
     config = recorded(read_config(params, trust, given), given, str(params), NOT_OF_POLICY)
+    snapshot, weights, meta = _weights(path, policies_in(config))
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = chz.replace(from_flat(config, changes), init="")
     env = experiment.eval_env_config()
@@ -67,12 +69,22 @@ def load_trained(
     return Trained(agent, experiment, env, *both_spaces, snapshot, int(meta["env_steps"]), score)
 
 
+def _weights(path: Path, policies: Sequence[str]) -> tuple[Path, Any, dict[str, Any]]:
+    """The snapshot, its agent's weights, and its meta; of several policies, all weights by the names of a Team's."""
+    if not policies:
+        return load_newest(path, key="agent")
+    snapshot, first, meta = load_newest(path, key=f"agent/{policies[0]}")
+    found = {policies[0]: first, **{name: load_snapshot(snapshot, key=f"agent/{name}")[0] for name in policies[1:]}}
+    return snapshot, {f"policies.{name}.{key}": x for name, own in found.items() for key, x in own.items()}, meta
+
+
 def _agent_with(
     experiment: Experiment, weights: Any, observation_space: Space, action_space: Space, source: str
 ) -> Agent:
     try:
         agent = make_agent(experiment, observation_space, action_space, torch.device("cpu"))
-        load_weights(agent, weights, source)
+        own = [*agent.agents().values()] if isinstance(agent, Team) else []
+        load_weights(own[0] if len(own) == 1 else agent, weights, source)  # one alone has its weights by their names
     except (ConfigError, ValueError) as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names every parameter
         observations, actions = (" ".join(str(space).split())[:100] for space in (observation_space, action_space))
@@ -105,18 +117,6 @@ def choose_snapshot(path: Path, name: str = "") -> Path:
         kept = "; snapshot_mode=best keeps the best one" if name == "best" else nearest(name, known)
         raise SnapshotError(f"{path} has no snapshot {name!r}; it has {', '.join(known[-7:])}{kept}")
     return folder / (name or "best")
-
-
-def params_of(snapshot: Path) -> Path:
-    """The params.json of the run that a snapshot belongs to, at most three folders above it.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    for folder in list(snapshot.resolve().parents)[:3]:
-        if (folder / "params.json").is_file():
-            return folder / "params.json"
-    raise ConfigError(f"{snapshot} is not in a run directory: there is no params.json above it")
 
 
 def load_policy(

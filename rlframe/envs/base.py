@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ReadableError
+from rlframe.core.multi_agent import PolicyMap
 from rlframe.core.reduction import reduction_of
 from rlframe.core.struct import Struct, Tree
 from rlframe.envs.options import EnvOptions, clip_bounds
@@ -35,6 +36,7 @@ class EnvConfig:
     gpus: tuple[int, ...] = ()  # on which workers render MuJoCo's images in turn, with MUJOCO_GL=egl; (): all
     whole_episodes: bool = False  # start an episode only where the rest of the batch has room for it
     restarts: int = 0  # times that an environment which raised is made again
+    policies: PolicyMap = field(default_factory=PolicyMap)  # of an environment of several agents
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,13 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import JointSpace
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import current_ranks
-from rlframe.envs import atari, envpool, gymnasium_vector, none
+from rlframe.envs import atari, envpool, gymnasium_vector, none, pettingzoo
 from rlframe.envs.base import EnvConfig, Envs, ScaledRewards
+from rlframe.envs.multi_agent import make_multi_agent
 from rlframe.envs.python import PythonEnvs
 from rlframe.envs.wrappers import load_wrappers, wrapped_maker
 from rlframe.system.machine import n_cpus
@@ -60,7 +62,8 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     try:
         with explain_missing_package(target):
             envs = _make(_choose_backend(config, target, n), config, target, seeds, first)
-            if config.options.changes_rewards and not config.options.normalize_reward:
+            several = isinstance(envs.observation_space, JointSpace)  # then it has changed their agents' rewards
+            if config.options.changes_rewards and not (config.options.normalize_reward or several):
                 envs = ScaledRewards(envs, config.options)
             envs.env = config
             return envs
@@ -245,6 +248,8 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
         register_atari()
     if rest not in gymnasium.registry:
         _register_plugins(rest.partition("/")[0])
+    if rest not in gymnasium.registry and (several := pettingzoo.find_multi_agent(rest)):
+        return several
     if rest not in gymnasium.registry:
         raise ConfigError(
             f"env={id_} is not registered with Gymnasium{nearest(rest, gymnasium.registry)}; "
@@ -271,7 +276,7 @@ def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:
 def _checked(id_: str, attribute: str, found: Any) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"env={id_}: {attribute!r} is {found!r}, which is not callable")
-    if isinstance(found, type) and not issubclass(found, gymnasium.Env):
+    if isinstance(found, type) and not (issubclass(found, gymnasium.Env) or pettingzoo.is_multi_agent_class(found)):
         raise ConfigError(f"env={id_}: the class {attribute} is not a subclass of gymnasium.Env")
     return found
 
@@ -335,7 +340,7 @@ def env_maker(
     options, given = config.options, dict(config.kwargs)
     if not isinstance(target, EnvSpec):
         arguments = {**_creator_arguments(target, config, seed, index), **given}
-        make = partial(_make_checked, target, target, partial(target, **arguments))
+        make = partial(_make_checked, target, target, partial(target, **arguments), config)
         return wrapped_maker(make, options, env_name(target)), options.max_episode_steps
     limit = given.pop("max_episode_steps", target.max_episode_steps or 0)
     if not isinstance(limit, int) or limit < 0:
@@ -346,7 +351,7 @@ def env_maker(
         limit = options.max_episode_steps
     elif target.additional_wrappers or options.wrappers:  # they wrap the time limit, and may change what a step is
         spec.max_episode_steps, limit = limit or None, 0
-    make = partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **given))
+    make = partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **given), config)
     return wrapped_maker(make, options, target.id), limit
 
 
@@ -369,7 +374,7 @@ def _creator(spec: EnvSpec) -> Any:
         return load_env_creator(spec.entry_point)
 
 
-def _make_checked(target: Target, creator: Any, make: partial[Any]) -> gymnasium.Env:
+def _make_checked(target: Target, creator: Any, make: partial[Any], config: EnvConfig) -> gymnasium.Env:
     id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
     try:
         with explain_missing_package(target):
@@ -382,6 +387,8 @@ def _make_checked(target: Target, creator: Any, make: partial[Any]) -> gymnasium
         raise ConfigError(
             f"env={id_} has no argument env_kwargs.{found[1]}{nearest(found[1], names)} (it has {', '.join(names)})"
         ) from error
+    if pettingzoo.is_multi_agent(env):
+        env = make_multi_agent(env, config.policies, config.options, id_)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a gymnasium.Env")
     if MADE in vars(env.unwrapped):

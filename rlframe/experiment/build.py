@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +13,21 @@ import torch
 from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
+from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.defaults import learns_from
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.multi_agent import JointSpace
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
+from rlframe.core.types import BatchSpec
+from rlframe.data.reading import check_spaces, open_dataset
+from rlframe.data.scores import KEYS, ReferenceScores
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
 from rlframe.evaluation.episode_rows import load_episodes
@@ -33,6 +38,7 @@ from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
+from rlframe.experiment.weights import check_weights, load_optimizers, load_weights, of_exploration, saved_agent
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -132,24 +138,21 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
             check_batch(experiment, agent, envs.observation_space, envs.action_space)
             sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
-            n_steps = experiment.runner.n_steps
-            algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
-            if experiment.init_optimizer:
-                load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
-            _check_divided(algo)
             in_spaces = envs.observation_space, envs.action_space
-            algo = experiment.reward.bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
+            learners = _make_learners(experiment, agent, sampler, in_spaces)
+            algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads)
             evaluator = _make_evaluator(experiment, agent, in_spaces, affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            learner = Learner(agent, algo, rewards_for(sampler, algo))
             called = [*callbacks, *_recorders(experiment, in_spaces)]
-            runner = experiment.runner.make_runner(sampler, learner, evaluator, called, experiment.stop)
-            runner.log.env_seeds = sampler.env_seeds(experiment.seed)
+            runner = experiment.runner.make_runner(sampler, learners, evaluator, called, experiment.stop)
+            _inform(runner, experiment, in_spaces)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
-                runner.adapt_threads = algo.progress.between_steps = AdaptiveThreads(threads)
+                runner.adapt_threads = AdaptiveThreads(threads)
+                for each in learners.values():
+                    each.algo.progress.between_steps = runner.adapt_threads
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()
@@ -158,11 +161,55 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         **_described(experiment, agent, sampler, where),
         "precision": f"{precision}, of matrix products in learning",
         "compile": compiled,
-        **algo.facts(),
+        **{key: text for each in learners.values() for key, text in each.named(each.algo.facts()).items()},
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
     return Built(runner, precision, compilation, in_spaces, summary)
+
+
+def _make_learners(
+    experiment: Experiment, agent: Agent, sampler: Source, in_spaces: tuple[Space, Space]
+) -> dict[str, Learner]:
+    """The learner of the agent, or of each policy of a Team."""
+    if not isinstance(agent, Team):
+        algo = _make_algorithm(experiment, agent, sampler.batch_spec, in_spaces)
+        return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
+    observations, actions = joint(in_spaces)
+    found = {}
+    for index, (name, n) in enumerate(agent.sizes.items()):
+        own, policy = experiment.of_policy(name, index), agent.agents()[name]
+        spec = sampler.batch_spec._replace(B=sampler.batch_spec.B * n)
+        if experiment.agents.learns(name):
+            algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]))
+        else:
+            algo = Frozen(own.algo)
+        found[name] = Learner(policy, algo, team=agent)
+    return found
+
+
+def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space]) -> Algorithm:
+    """The algorithm of an agent whose batches are of this size, with the bonus of its rewards."""
+    n_steps = experiment.runner.n_steps
+    algo: Algorithm = experiment.algo.make_algorithm(agent, spec, n_steps, experiment.seed)
+    if experiment.init_optimizer:
+        load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
+    _check_divided(algo)
+    bonus = experiment.reward.bonus
+    return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
+
+
+def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
+    """The spaces of an environment of several agents."""
+    observations, actions = in_spaces
+    assert isinstance(observations, JointSpace) and isinstance(actions, JointSpace)
+    return observations, actions
+
+
+def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
+    """Give the log the seeds of the environments, and evaluations the reference scores."""
+    runner.evaluations.reference = _reference(experiment, in_spaces)
+    runner.log.env_seeds = runner.sampler.env_seeds(experiment.seed)
 
 
 def _described(experiment: Experiment, agent: Agent, sampler: Source, where: str) -> dict[str, str]:
@@ -214,11 +261,37 @@ def _make_evaluator(
     return None
 
 
+def _datasets_of(experiment: Experiment) -> list[str]:
+    """That of eval.dataset, else those that are learned from."""
+    if experiment.eval.dataset:
+        return [experiment.eval.dataset]
+    learned = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
+    return learned.names() if isinstance(learned, OfDatasets) else []
+
+
+def _reference(experiment: Experiment, in_spaces: tuple[Space, Space]) -> ReferenceScores | None:
+    """The first reference scores of these datasets; None if they name none.
+
+    Raises:
+        ConfigError: eval.dataset names none, and is not estimated from either, or it is of other spaces.
+    """
+    named = experiment.eval.dataset
+    datasets = [open_dataset(name) for name in _datasets_of(experiment)]
+    for dataset in datasets if named else ():
+        check_spaces(dataset, *in_spaces, "the environment of this run")
+    found = next((dataset.reference for dataset in datasets if dataset.reference), None)
+    if named and found is None and not experiment.eval.estimate:
+        raise ConfigError(
+            f"eval.dataset={named:.100} names no {' and '.join(KEYS)} for eval/normalized_score; give them by "
+            f"python -m rlframe.data convert, or add eval.estimate=[wis,fqe]"
+        )
+    return found
+
+
 def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> EstimateEvaluator:
     """An evaluator by a dataset; raises ConfigError if there is none, or a method does not fit the agent."""
-    config, algo = experiment.eval, experiment.algo
-    learned = algo.replay if learns_from(algo) == "replay" else None
-    name = config.dataset or (learned.names()[0] if isinstance(learned, OfDatasets) else "")
+    config = experiment.eval
+    name = next(iter(_datasets_of(experiment)), "")
     if not name:
         raise ConfigError(
             f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"
@@ -260,8 +333,21 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
     return BackgroundSampler(envs, agent, n_slots, devices[0])
 
 
-def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:
-    """The experiment's agent on `device`, with weights from `init`, or random ones from its seed."""
+def make_agent(
+    experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device, policy: str = ""
+) -> Agent:
+    """The experiment's agent on `device`, with weights from `init`, or random ones from its seed; a Team of several."""
+    if isinstance(observation_space, JointSpace):
+        names = list(observation_space.agents)
+        return Team(
+            {
+                name: make_agent(
+                    experiment.of_policy(name, i), observation_space.own[name], action_space.own[name], device, name
+                )
+                for i, name in enumerate(names)
+            },
+            *joint((observation_space, action_space)),
+        )
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]
     model = experiment.model
     of_boxes = {"log_std": model.log_std, "state_dependent_std": model.state_dependent_std}
@@ -280,16 +366,11 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     if experiment.init and not Path(experiment.init).exists():
         raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")
     if experiment.init:
-        saved, own = load_snapshot(Path(experiment.init), key="agent")[0], agent.state_dict()
+        saved, own = saved_agent(Path(experiment.init), policy), agent.state_dict()
         check_weights(saved, experiment.init)
-        weights = _of_exploration(saved, False) | _of_exploration(own, True)  # a new run explores as its config says
+        weights = of_exploration(saved, False) | of_exploration(own, True)  # a new run explores as its config says
         load_weights(agent, weights, experiment.init)
     return agent.to(device)
-
-
-def _of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
-    """The weights of an agent that are those of its exploration, or the others."""
-    return {name: x for name, x in weights.items() if name.startswith("exploration.") == wanted}
 
 
 def without_init(experiment: Experiment) -> Experiment:
@@ -304,55 +385,3 @@ def untrained_agent(experiment: Experiment, affinity: Affinity, observation_spac
     agent = make_agent(without_init(experiment), observation_space, action_space, device)
     check_batch(experiment, agent, observation_space, action_space)
     return agent
-
-
-def check_weights(weights: Any, source: str) -> None:
-    """Raise ConfigError unless these are tensors by name."""
-    if not isinstance(weights, Mapping):
-        raise ConfigError(f"{source} holds no weights of a network, but {type(weights).__name__}; use another snapshot")
-    for name, x in weights.items():
-        is_tensor = isinstance(x, torch.Tensor) and not (x.is_complex() or x.is_sparse or x.is_quantized)
-        if not isinstance(name, str) or not (is_tensor or name.endswith("_extra_state")):  # of torch's get_extra_state
-            what = f"{type(x).__name__} {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise ConfigError(f"{source} holds no weights of a network: {name!r:.60} is {what}; use another snapshot")
-
-
-def load_weights(agent: Agent, weights: Any, source: str) -> None:
-    """Load saved weights into an agent.
-
-    Raises:
-        ConfigError: they are no weights, or from another network; the message names what differs.
-    """
-    check_weights(weights, source)
-    try:
-        agent.load_state_dict(weights)
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{source} holds another network: {' '.join(str(error).split())}") from None
-
-
-def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
-    """Give the optimizers of an algorithm their saved states, without a learning rate that was set in that run.
-
-    Raises:
-        ConfigError: it has none in its `saved` attributes, or the snapshot has none of that name.
-        ValueError: one is of another kind or another network.
-    """
-    parts = vars(algo.unwrapped)
-    steps = {name: part for name, part in parts.items() if isinstance(part, OptimizerStep)}
-    if not isinstance(saved, Mapping):
-        raise ConfigError(f"init_optimizer=true: {source} has no state of an algorithm, but {type(saved).__name__}")
-    if not steps:
-        raise ConfigError(f"init_optimizer=true: {type(algo.unwrapped).__name__} has no OptimizerStep")
-    for name, step in steps.items():
-        if name not in saved:
-            raise ConfigError(f"init_optimizer=true: {source} has no state of {name}; use init= alone")
-        state = saved[name]
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"init_optimizer=true: {name} of {source} is {type(state).__name__}, no state; use init=")
-        try:
-            step.load_state_dict({key: x for key, x in state.items() if key != "kept_rate"})
-        except ValueError as error:
-            raise ConfigError(f"init_optimizer=true: {name} of {source}: {error}") from None
-        except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
-            problem = f"{type(error).__name__} {str(error)[:100]}"
-            raise ConfigError(f"init_optimizer=true: {name} of {source} is malformed: {problem}; use init=") from None

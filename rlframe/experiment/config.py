@@ -14,11 +14,13 @@ from rlframe.core.config import AUTO, choice, count, count_or_auto, names, optio
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last
+from rlframe.core.seeding import Role, seed_int
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import COMPRESSIONS
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.envs.make import NO_ENV
 from rlframe.evaluation import EvalConfig
+from rlframe.experiment.agents import AgentsConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
@@ -49,6 +51,7 @@ class Experiment:
     env_options: EnvOptions
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
+    agents: AgentsConfig
     reward: RewardConfig
     ray: RayOptions
     sampler: Any = part(ROOTS["sampler"], "auto", "how environments are stepped", SamplerConfig)
@@ -164,7 +167,8 @@ class Experiment:
         return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
 
     def env_config(self) -> EnvConfig:
-        own = EnvConfig(self.env, dict(self.env_kwargs), self.env_backend, options=self.env_options)
+        policies = self.agents.policy_map()
+        own = EnvConfig(self.env, dict(self.env_kwargs), self.env_backend, options=self.env_options, policies=policies)
         config: EnvConfig = self.sampler.adapted(own)
         return config
 
@@ -173,7 +177,16 @@ class Experiment:
         if "max_episode_steps" in self.eval.env_kwargs:
             options = chz.replace(options, max_episode_steps=0)
         kwargs = {**own, **self.eval.env_kwargs}
-        return EnvConfig(self.eval.env or self.env, kwargs, self.env_backend, options=options, mode="eval")
+        env, policies = self.eval.env or self.env, self.agents.policy_map()
+        return EnvConfig(env, kwargs, self.env_backend, options=options, mode="eval", policies=policies)
+
+    def of_policy(self, name: str, index: int = 0) -> Experiment:
+        """What one of several policies is made from: its own algorithm, model, weights and seed."""
+        own = self.agents.policies.get(name)
+        if own is None:
+            return self
+        seed = seed_int(self.seed, Role.POLICY, index) if index else self.seed
+        return chz.replace(self, algo=own.algo, model=own.model, init=own.init or self.init, seed=seed)
 
     def on_ray(self) -> bool:
         """Whether a part of it is in actors of Ray."""

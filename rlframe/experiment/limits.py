@@ -16,6 +16,7 @@ from torch import nn
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import JointSpace
 from rlframe.core.struct import leaves
 from rlframe.experiment.config import Experiment
 from rlframe.models.encoders import has_images
@@ -125,6 +126,10 @@ def check_networks(experiment: Experiment, observation_space: Space, action_spac
     Raises:
         ConfigError: parameters, gradients, moments of the optimizer, targets and critics do not fit into memory.
     """
+    if isinstance(observation_space, JointSpace) and isinstance(action_space, JointSpace):
+        for index, (name, own) in enumerate(observation_space.own.items()):
+            check_networks(experiment.of_policy(name, index), own, action_space.own[name], device)
+        return
     if _is_small(experiment, observation_space, action_space):
         return
     algo, widths, n_critics = experiment.algo, experiment.model.hidden, _count_of(experiment.algo, "n_critics")

@@ -63,7 +63,8 @@ class LiveRun:
 
     @property
     def agent(self) -> Agent:
-        return self.runner.agent
+        """The agent of the run; a Team of those of several policies."""
+        return self.runner.learners.acting()[0]
 
     @property
     def algo(self) -> Algorithm:

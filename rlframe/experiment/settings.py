@@ -14,12 +14,15 @@ from rlframe.core.files import parse_yaml
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_keys, module_names
 from rlframe.envs import EnvOptions
+from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import check_objects, long_key
 from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
-_FREE = re.compile(r"((?:[^.]+\.)*?(?:env_)?kwargs|env_vars)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
+_FREE = re.compile(
+    r"((?:[^.]+\.)*?(?:env_)?kwargs|env_vars|agents\.map)(?:\.(.*))?"
+)  # a mapping whose keys are not rlframe's
 _STUDY_KEYS = (
     *("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric"),
     *("pbt.interval_steps", "pbt.quantile", "pbt.resample"),
@@ -95,6 +98,8 @@ def long_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
         place = str(found["algo.replay.memory"])
         new = "memory" if place == "cpu" else place
         raise ConfigError(f"algo.replay.memory={place:.40} is written algo.replay={new}")
+    if isinstance(given := found.get("agents.map"), str) and not given.startswith("{"):
+        found["agents.map_function"] = found.pop("agents.map")
     if "writers" in found:
         raise ConfigError(f"writers={found['writers']} is written loggers={found['writers']}")
     return found
@@ -141,7 +146,7 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     for layer in layers:
         _check_length(layer)
         _check_once(layer)
-    return _experiment(merge(*layers)[0])
+    return _experiment(with_policies(merge(*layers)[0]))
 
 
 def _check_once(layer: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from rlframe.experiment.resumable import is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
 from rlframe.record import current_run, logger_context
+from rlframe.record.directory import run_directory
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.system.affinity import pinned
@@ -102,7 +103,7 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
-        with keeping(run.algo, changed_at(Path(job.resume), int(found[2]["env_steps"]))):
+        with keeping(run.runner.learners.algos(), changed_at(Path(job.resume), int(found[2]["env_steps"]))):
             run.load(found[1])
     return run
 
@@ -162,7 +163,7 @@ def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: in
         current_run().trim(-1)
         _logger.info(f"{resume} has no snapshot yet: it starts from the beginning")
         return
-    with keeping(built.runner.algo, changed_at(Path(resume), env_steps)):
+    with keeping(built.runner.learners.algos(), changed_at(Path(resume), env_steps)):
         built.runner.resume(state)
     if reason := built.runner.end_reason:
         further = "raise runner.n_steps or runner.target_score, or change stop=, to continue"
@@ -203,7 +204,7 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: R
 
     A job is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
     """
-    directory = _directory_of(experiment)
+    directory = run_directory(experiment.log_dir, experiment.run_ID)
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
         return ""
     before = read_json(directory / "params.json").get("config", {})
@@ -211,13 +212,9 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: R
     return str(directory) if same else ""
 
 
-def _directory_of(experiment: Experiment) -> Path:
-    return Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
-
-
 def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int]:
     """The experiment with the sampler, and the threads, that its job chose before torchrun restarted its ranks."""
-    directory = _directory_of(experiment)
+    directory = run_directory(experiment.log_dir, experiment.run_ID)
     if not _run_of_this_job(experiment, to_flat(experiment), place):
         return experiment, 0
     chosen = choices_made(directory)

@@ -61,6 +61,9 @@ _TEXT = (
     "affinity",
 )  # fields of free text
 _GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no value
+_POLICY = re.compile(r"agents\.policies\.\w+\.")  # what comes before the keys of one of several policies
+_AGENTS = re.compile(r"agents\.(map(\..*)?|map_function)")
+_PATTERN = re.compile(r"[\w*?\-]*")  # of names of agents
 _KWARGS = re.compile(r"([\w-]+\.)*(env_)?kwargs(\..*)?")  # keys of arguments
 
 
@@ -131,6 +134,11 @@ def _shown(value: Any) -> str:
 
 
 def _is_plain(key: str, value: Any) -> bool:
+    key = _POLICY.sub("", key)
+    if key == "agents.global_state":
+        return value in ("", "true", "false")
+    if _AGENTS.fullmatch(key):
+        return all(_PATTERN.fullmatch(text) for text in _texts(value))
     if key in ("env", "eval.env"):
         return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
     if key.partition(".")[0] == "env_vars":  # libraries load code by many of them

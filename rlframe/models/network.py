@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ ACTIVATIONS: dict[str, Map] = {
     "relu": F.relu,
     "elu": F.elu,
     "silu": F.silu,
+    "gelu": partial(F.gelu, approximate="tanh"),
     "none": lambda x: x,
 }
 NORMS = ("none", "layer", "batch", "renorm")

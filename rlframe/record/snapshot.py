@@ -231,6 +231,18 @@ def check_inside(directory: Path) -> None:
         raise SnapshotError(f"{directory} is not a directory; remove it")
 
 
+def params_of(snapshot: Path) -> Path:
+    """The params.json of the run that a snapshot belongs to, at most three folders above it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for folder in list(snapshot.resolve().parents)[:3]:
+        if (folder / "params.json").is_file():
+            return folder / "params.json"
+    raise ConfigError(f"{snapshot} is not in a run directory: there is no params.json above it")
+
+
 def set_link(link: Path, target: Path) -> None:
     """Atomically make the symlink `link` point to `target` in the same directory."""
     temporary = link.with_name(f".linking-{link.name}")

@@ -97,7 +97,7 @@ class ShardedReplay(Generic[Batch]):
         self._appended = [i for i in self.shards.division.shards_of(place) if self.shards.is_ready(i) or alone]
         for i, part in zip(self._appended, self._divided(samples), strict=True):
             columns = part.valid.shape[1]
-            self._rows[i, place] = min(self._rows[i, place] + part.n_env_steps, (self.shards.L - 1) * columns)
+            self._rows[i, place] = min(self._rows[i, place] + part.n_rows, (self.shards.L - 1) * columns)
             self._appends[i].append(self.shards.actors[i].append.remote(part, self._highest))
             while self._appends[i] and (not self._mass[i] or len(self._appends[i]) > _APPENDS):
                 self._wait_for_append(i)
@@ -120,7 +120,7 @@ class ShardedReplay(Generic[Batch]):
             lo, hi = self.shards.division.columns(i)
             part = whole.map(lambda x, lo=lo, hi=hi: x[:, lo:hi])
             own = map_tree(lambda x, lo=lo, hi=hi: x[lo:hi], state)
-            yield replace(part, state=own, n_env_steps=int(np.count_nonzero(part.valid)))
+            yield replace(part, state=own, n_env_steps=int(np.count_nonzero(part.valid)), n_valid=-1)
 
     def _wait_for_append(self, i: int) -> None:
         """Wait for the oldest batch on its way; only its first rows tell a shard's mass, later ones draws tell."""

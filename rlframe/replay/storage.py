@@ -64,14 +64,14 @@ class Storage:
         for part, rows in zip(self._observations, inputs.observation, strict=True):
             part.append(start, rows, valid, inputs.first)
         self._invalidate(start + 1, T)
-        self.may_be_absent = samples.n_env_steps != T * B and _may_be_absent(valid, inputs.first)
-        if samples.n_env_steps != T * B:
+        self.may_be_absent = samples.n_rows != T * B and _may_be_absent(valid, inputs.first)
+        if samples.n_rows != T * B:
             self._end_interrupted(start, kept, first)
         self._write(start, action, outcome)
         write_rows(self.first, start + 1, first)
         self.ring.t, self.end = start + T, samples.start + T
         if self.memory.on_device:
-            self.n_rows = min(self.n_rows + samples.n_env_steps, self.ring.n_slots)
+            self.n_rows = min(self.n_rows + samples.n_rows, self.ring.n_slots)
         return start
 
     def _start_anew(self, inputs: _Parts) -> None:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlframe.core import spaces
 from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import has_masks, random_actions
 from rlframe.core.seeding import Role, generators
-from rlframe.core.struct import leaves, map_tree, write
+from rlframe.core.struct import leaves, write
 from rlframe.envs.base import Envs, EnvStep
 from rlframe.rollout.buffer import NOBODY, EnvRows, empty_rows
 from rlframe.rollout.worker_pool import Worker, WorkerContext, WorkerPool, WorkerTask
@@ -144,17 +144,11 @@ class LocalStepper(Stepper):
     def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
         envs, actions, step = self.envs, self._actions[-1], self._steps[-1]
         rngs = generators(seed, Role.DECORRELATION, envs.n, first)
-        parts = spaces.mask_parts(envs.observation_space, envs.action_space)
         waits = [n_steps - int(rng.integers(n_steps + 1)) if envs.can_wait else 0 for rng in rngs]
         for number in range(n_steps):
             if envs.can_wait:
                 envs.hold(frozenset(env for env, wait in enumerate(waits) if number < wait), at_once=True)
-            if parts:
-                mask = step.observation[spaces.ACTION_MASK]
-                write(actions, spaces.random_allowed(envs.action_space, parts, mask, rngs))
-            else:
-                drawn = [spaces.random_action(envs.action_space, rng, 1) for rng in rngs]
-                write(actions, map_tree(lambda *each: np.concatenate(each), *drawn))
+            write(actions, random_actions(envs.observation_space, envs.action_space, step.observation, rngs))
             envs.step(actions, step)
             self.progress[0] = -number  # a heartbeat
         if envs.can_wait:
@@ -310,19 +304,19 @@ def make_timing_handler(context: WorkerContext) -> Handler:
     envs, rng = context.envs, np.random.default_rng(0)
     rows = empty_rows(envs.observation_space, envs.action_space, _N_ROWS, envs.n)
     actions, steps = rows.actions(), rows.steps()
-    for action in actions:
-        write(action, spaces.random_action(envs.action_space, rng, envs.n))
     envs.reset(steps[-1])
-    parts = spaces.mask_parts(envs.observation_space, envs.action_space)
+    in_spaces = envs.observation_space, envs.action_space
+    for action in actions:
+        write(action, random_actions(*in_spaces, steps[-1].observation, [rng] * envs.n))
+    masked = has_masks(*in_spaces)
     rows_in_turn = itertools.cycle(range(_N_ROWS))  # over all commands: the mask is in the row before
 
     def handle(command: int, argument: int) -> Any:
         n, start, deadline = 0, time.perf_counter(), time.perf_counter() + command / 1e3
         while n == 0 or time.perf_counter() < deadline:
             row = next(rows_in_turn)
-            if parts:
-                mask = steps[row - 1].observation[spaces.ACTION_MASK]
-                write(actions[row], spaces.random_allowed(envs.action_space, parts, mask, [rng] * envs.n))
+            if masked:
+                write(actions[row], random_actions(*in_spaces, steps[row - 1].observation, [rng] * envs.n))
             envs.step(actions[row], steps[row])
             n += 1
             context.parent.control[PROGRESS] = n  # a heartbeat

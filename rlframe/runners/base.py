@@ -279,14 +279,14 @@ class Runner(ABC):
 
     def refresh(self) -> None:
         """Let the sampler act with the agents as they are now."""
-        for learner in self.learners.values():
-            self.sampler.refresh(learner.agent)
+        for agent in self.learners.acting():
+            self.sampler.refresh(agent)
 
     def record_episodes(self) -> None:
         """Add the episodes that ended to the log, and move the progress bar."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            learners = self.learners.values() if finished else ()
+            learners = [each for each in self.learners.values() if each.team is None] if finished else ()
             least = {learner.name: learner.algo.least_exploring() for learner in learners}
             self.log.add_episodes(finished, self.env_steps, least)
             current_run().progress(self.now, self.n_steps)

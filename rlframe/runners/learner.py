@@ -14,6 +14,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import SkippedUpdate, UpdateMetrics
 from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.multi_agent import by_policy
 from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
@@ -38,6 +39,7 @@ class Learner:
     algo: Algorithm
     rewards: Rewards = UNCHANGED
     name: str = ""  # of one among several; set by their runner
+    team: Agent | None = None  # that acts with its agent, if an environment has several
 
     @property
     def of(self) -> str:
@@ -107,6 +109,10 @@ class Learners(dict[str, Learner]):
         Raises:
             ConfigError: the source has batches for other learners, or something else.
         """
+        if isinstance(found, Samples) and self.first.team is not None:
+            found = by_policy(found)
+            if len(self) == 1:
+                found = next(iter(found.values()))
         if isinstance(found, Samples) and len(self) == 1:
             return [(self.first, self.first.rewards(found))]
         if not isinstance(found, Samples | Mapping):
@@ -116,9 +122,17 @@ class Learners(dict[str, Learner]):
             raise ConfigError(f"the sampler has {of}, and the learners of this run are {', '.join(self)}")
         return [(self[name], self[name].rewards(samples)) for name, samples in found.items()]
 
+    def acting(self) -> list[Agent]:
+        """The agents that samplers act with."""
+        return list({id(acts): acts for each in self.values() for acts in (each.team or each.agent,)}.values())
+
+    def algos(self) -> list[Algorithm]:
+        return [learner.algo for learner in self.values()]
+
     def counters(self) -> dict[str, float]:
         """The metrics of the algorithms' states."""
-        found: dict[str, float] = {}
+        agent_steps = sum(progress.agent_steps for progress in self._progress)
+        found: dict[str, float] = {"agent_steps": agent_steps} if agent_steps else {}
         for learner in self.values():
             skipped = learner.algo.progress.skipped
             found |= learner.named({**learner.algo.counters(), **({"algo/refused": skipped} if skipped else {})})

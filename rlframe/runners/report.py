@@ -82,7 +82,7 @@ class TrainingLog:
             "return": episode.return_,
             "length": episode.length,
             "end": "terminated" if episode.terminated else "truncated",
-            **{f"env/{name}": value for name, value in episode.diagnostics.items()},
+            **{_metric_of(name): value for name, value in episode.diagnostics.items()},
         }
 
     def record_episodes(self) -> None:
@@ -137,7 +137,7 @@ class TrainingLog:
         for trajectory in recent:
             for name, value in trajectory.diagnostics.items():
                 values.setdefault(name, []).append(value)
-        return {**row, **{f"env/{name}": sum(found) / len(found) for name, found in values.items()}}
+        return {**row, **{_metric_of(name, "_mean"): sum(each) / len(each) for name, each in values.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -159,6 +159,11 @@ class TrainingLog:
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
         self.least_exploring.extend(Trajectory(*row) for row in state["least_exploring"])
+
+
+def _metric_of(diagnostic: str, suffix: str = "") -> str:
+    """The metric of a diagnostic: env/<name>, or what it says itself of an episode's agents, with a suffix."""
+    return f"{diagnostic}{suffix}" if diagnostic.startswith("episode/") else f"env/{diagnostic}"
 
 
 def _gpu_usage() -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 
 import rlframe
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.build import load_optimizers
+from rlframe.experiment.weights import load_optimizers
 
 KEYS: dict[str, Any] = {
     "sampler": "serial",

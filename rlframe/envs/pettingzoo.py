@@ -1,0 +1,161 @@
+"""PettingZoo: its environments by name, with its parallel interface, and what their agents see beside their own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import OBSERVATION
+from rlframe.core.parts import find_attribute
+from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
+from rlframe.envs.observations import InvalidValue
+
+_PACKAGES = ("mpe2",)  # of PettingZoo's environments beside its own, whose modules have their names
+
+
+def is_multi_agent(env: Any) -> bool:
+    """Whether it is an environment of PettingZoo, parallel or in turns."""
+    zoo = sys.modules.get("pettingzoo")
+    return zoo is not None and isinstance(env, zoo.ParallelEnv | zoo.AECEnv)
+
+
+def is_multi_agent_class(found: type) -> bool:
+    """Whether it is a class of such environments."""
+    zoo = sys.modules.get("pettingzoo")
+    return zoo is not None and issubclass(found, (zoo.ParallelEnv, zoo.AECEnv))
+
+
+def find_multi_agent(id_: str) -> Callable[..., Any] | None:
+    """What makes the environment that PettingZoo, or mpe2, has under a name such as mpe2/simple_spread_v3, if any."""
+    family, _, name = re.sub(r"_(v\d+)$", r"-\1", id_).partition("/")
+    if not name or importlib.util.find_spec("pettingzoo") is None:
+        return None
+    import pettingzoo
+
+    for kind, registry in (("parallel", pettingzoo.parallel_registry), ("aec", pettingzoo.aec_registry)):
+        if f"{family}/{name}" in registry:
+            return partial(pettingzoo.make, kind, f"{family}/{name}")
+    name = name.replace("-", "_")
+    if family not in _PACKAGES or importlib.util.find_spec(family) is None:
+        return None
+    if importlib.util.find_spec(f"{family}.{name}") is None:
+        return None
+    module = vars(importlib.import_module(f"{family}.{name}"))
+    return module.get("parallel_env") or module.get("env")
+
+
+class Extras:
+    """What agents observe beside their own observations: the state of the environment, and masks from their infos."""
+
+    def __init__(self, env: Any, state: str, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        """Args:
+        state: true, or module:function of all observations; empty: none.    observations, infos: of a reset.
+        """
+        self._env, self._name = env, state
+        self._function = function_of(state, "agents.global_state") if state not in ("", "true") else None
+        masks = [info[ACTION_MASK] for info in infos.values() if isinstance(info, dict) and ACTION_MASK in info]
+        self._masked = bool(masks)
+        self._space: Space | None = None
+        self._state: Any = None
+        self.update(observations)
+        if self._function:
+            self._space = _box_of(self._state)
+        elif state:
+            given = vars(env.unwrapped).get("state_space")
+            self._space = given if isinstance(given, Space) else _box_of(self._state)
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds something to what agents observe."""
+        return self._masked or self._space is not None
+
+    def update(self, observations: Mapping[str, Any]) -> None:
+        """Take the state after a step, of which these are the observations."""
+        if self._function:
+            self._state = np.asarray(self._function(dict(observations)), np.float32)
+        elif self._name:
+            try:
+                self._state = self._env.state()
+            except (NotImplementedError, AttributeError) as error:
+                raise ConfigError(
+                    f"agents.global_state=true: the environment has no state() ({type(error).__name__}); give "
+                    f"agents.global_state=module:function of its observations"
+                ) from None
+
+    def space_of(self, agent: str) -> Space:
+        """The space of all that an agent observes."""
+        own: Space = self._env.observation_space(agent)
+        if not self.adds:
+            return own
+        entries = dict(own.spaces) if isinstance(own, spaces.Dict) else {OBSERVATION: own}
+        if self._masked and ACTION_MASK not in entries and isinstance(done := self._env.action_space(agent), _DISCRETE):
+            n = int(done.n) if isinstance(done, spaces.Discrete) else int(done.nvec.sum())
+            entries[ACTION_MASK] = spaces.Box(0, 1, (n,), np.int8)
+        if self._space is not None:
+            entries[PRIVILEGED] = self._space
+        return spaces.Dict(entries)
+
+    def add(self, agent: str, observation: Any, infos: Mapping[str, Any]) -> Any:
+        """An agent's observation with the others."""
+        if not self.adds:
+            return observation
+        found = dict(observation) if isinstance(observation, dict) else {OBSERVATION: observation}
+        if self._masked and ACTION_MASK not in found:
+            mask = infos.get(agent, {}).get(ACTION_MASK)
+            if mask is None:
+                raise InvalidValue("its info has no action_mask, and had one at the first reset")
+            found[ACTION_MASK] = np.asarray(mask, np.int8)
+        if self._space is not None:
+            found[PRIVILEGED] = self._state
+        return found
+
+
+_DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
+
+
+def _box_of(state: Any) -> spaces.Box:
+    array = np.asarray(state)
+    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+    return spaces.Box(low, high, array.shape, dtype)
+
+
+def as_parallel(env: Any) -> tuple[Any, bool]:
+    """The environment with PettingZoo's parallel interface, and whether its agents take turns."""
+    import pettingzoo
+    from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+
+    if isinstance(env, pettingzoo.ParallelEnv):
+        return env, False
+    if env.metadata.get("is_parallelizable", False):
+        return aec_to_parallel(env), False
+    parallel = turn_based_aec_to_parallel(env)
+    return parallel, True
+
+
+def possible_agents(env: Any) -> tuple[str, ...]:
+    try:
+        found = tuple(env.possible_agents)
+    except AttributeError:
+        found = ()
+    if not found or not all(isinstance(agent, str) for agent in found):
+        raise ConfigError("the environment needs possible_agents, the names of all agents that may come")
+    return found
+
+
+def function_of(name: str, key: str) -> Callable[..., Any] | None:
+    if not name:
+        return None
+    found = find_attribute(name, key)
+    if not callable(found):
+        raise ConfigError(f"{key}={name} is {found!r:.60}, not a function")
+    return found

@@ -1,0 +1,87 @@
+"""`agents.*`: which policy acts for which agent of an environment of several, and each policy's algorithm and model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+
+from rlframe.core.config import names, option
+from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import PolicyMap
+from rlframe.core.parts import ROOTS, part
+from rlframe.models import ModelConfig
+
+OF_POLICY = re.compile(r"agents\.policies\.([^.]+)\..+")
+_INHERITED = re.compile(r"(algo|model)(\..*)?")
+_NAME = re.compile(r"\w+")
+
+
+@chz.chz
+class PolicyConfig:
+    """One of several policies. What is not given is as the run's own `algo` and `model`."""
+
+    algo: Any = part(ROOTS["algo"], "ppo", "algorithm; default: the run's")
+    model: ModelConfig
+    init: str = option("", "snapshot or run directory to take its weights from")
+
+
+@chz.chz
+class AgentsConfig:
+    """The policies of an environment of several agents. By default one acts for all."""
+
+    map: Mapping[str, Any] = chz.field(
+        default_factory=dict, doc="policies of agents: agents.map.prey_*=prey; or module:function of (agent, episode)"
+    )
+    map_function: str = option("", "agents.map=module:function is written so in params.json")
+    policies: Mapping[str, PolicyConfig] = chz.field(
+        default_factory=dict, doc="settings of one of several: agents.policies.red.algo.learning_rate=1e-3"
+    )
+    train: tuple[str, ...] = names((), "[red]: the policies that learn, the others stay as they are; default: all")
+    global_state: str = option(
+        "", "true: critics see the environment's state() too; or module:function of the observations"
+    )
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.map and self.map_function:
+            raise ConfigError("agents.map has names of agents and a function; give one of them")
+        for name in self.policies:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"agents.policies.{name:.60}: a policy's name has letters, digits and _ only")
+        for name in self.train:
+            if name not in self.policies:
+                known = ", ".join(self.policies) or "none that is named"
+                raise ConfigError(f"agents.train=[{','.join(self.train)}]: {name} is no policy; there are {known}")
+
+    def policy_map(self) -> PolicyMap:
+        """For the environments."""
+        state = "" if self.global_state == "false" else self.global_state
+        patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
+        return PolicyMap(patterns, self.map_function, tuple(self.policies), state)
+
+    def learns(self, policy: str) -> bool:
+        return not self.train or policy in self.train
+
+
+def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which each policy that is named, also by agents.map, has the run's own algo and model below its own.
+
+    A policy with another algorithm has none of the run's settings of that.
+    """
+    found = dict(settings)
+    mapped = [value for key, value in settings.items() if key.startswith("agents.map.")]
+    if isinstance(given := settings.get("agents.map"), Mapping):
+        mapped += given.values()
+    named = [match[1] for key in settings if (match := OF_POLICY.fullmatch(key))]
+    root = {key: value for key, value in settings.items() if _INHERITED.fullmatch(key)}
+    root = {"algo": "ppo", **root}
+    for name in dict.fromkeys([*named, *map(str, mapped)]):
+        own = f"agents.policies.{name}"
+        other = found.get(f"{own}.algo", root["algo"]) != root["algo"]
+        for key, value in root.items():
+            if not (other and key.startswith("algo")):
+                found.setdefault(f"{own}.{key}", value)
+    return found

@@ -1,0 +1,87 @@
+"""Weights from snapshots: for `init=`, for loading trained agents, and the state of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
+from rlframe.experiment.agents import OF_POLICY
+from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot
+
+
+def saved_agent(path: Path, policy: str) -> Any:
+    """The weights in a snapshot: of its agent, or if it has several policies, of the one of this name."""
+    newest = resolve_snapshot(path)
+    several = policies_in(read_json(params_of(newest)).get("config", {})) if policy else []
+    return load_snapshot(path, key=f"agent/{policy}" if policy in several else "agent")[0]
+
+
+def policies_in(config: Mapping[str, Any]) -> list[str]:
+    """The names of the policies in the config of a run; none if there is one that has no name."""
+    found = dict.fromkeys(match[1] for key in config if (match := OF_POLICY.fullmatch(key)))
+    return sorted(found) if len(found) > 1 else []
+
+
+def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
+    """The weights of an agent that are those of its exploration, or the others."""
+    return {name: x for name, x in weights.items() if name.startswith("exploration.") == wanted}
+
+
+def check_weights(weights: Any, source: str) -> None:
+    """Raise ConfigError unless these are tensors by name."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"{source} holds no weights of a network, but {type(weights).__name__}; use another snapshot")
+    for name, x in weights.items():
+        is_tensor = isinstance(x, torch.Tensor) and not (x.is_complex() or x.is_sparse or x.is_quantized)
+        if not isinstance(name, str) or not (is_tensor or name.endswith("_extra_state")):  # of torch's get_extra_state
+            what = f"{type(x).__name__} {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ConfigError(f"{source} holds no weights of a network: {name!r:.60} is {what}; use another snapshot")
+
+
+def load_weights(agent: Agent, weights: Any, source: str) -> None:
+    """Load saved weights into an agent.
+
+    Raises:
+        ConfigError: they are no weights, or from another network; the message names what differs.
+    """
+    check_weights(weights, source)
+    try:
+        agent.load_state_dict(weights)
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{source} holds another network: {' '.join(str(error).split())}") from None
+
+
+def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
+    """Give the optimizers of an algorithm their saved states, without a learning rate that was set in that run.
+
+    Raises:
+        ConfigError: it has none in its `saved` attributes, or the snapshot has none of that name.
+        ValueError: one is of another kind or another network.
+    """
+    parts = vars(algo.unwrapped)
+    steps = {name: part for name, part in parts.items() if isinstance(part, OptimizerStep)}
+    if not isinstance(saved, Mapping):
+        raise ConfigError(f"init_optimizer=true: {source} has no state of an algorithm, but {type(saved).__name__}")
+    if not steps:
+        raise ConfigError(f"init_optimizer=true: {type(algo.unwrapped).__name__} has no OptimizerStep")
+    for name, step in steps.items():
+        if name not in saved:
+            raise ConfigError(f"init_optimizer=true: {source} has no state of {name}; use init= alone")
+        state = saved[name]
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"init_optimizer=true: {name} of {source} is {type(state).__name__}, no state; use init=")
+        try:
+            step.load_state_dict({key: x for key, x in state.items() if key != "kept_rate"})
+        except ValueError as error:
+            raise ConfigError(f"init_optimizer=true: {name} of {source}: {error}") from None
+        except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
+            problem = f"{type(error).__name__} {str(error)[:100]}"
+            raise ConfigError(f"init_optimizer=true: {name} of {source} is malformed: {problem}; use init=") from None
