@@ -60,7 +60,7 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     seeds = [int(seed) for seed in seeds]
     target = resolve(config.id)
     try:
-        with explain_missing_package(target):
+        with explain_missing_package(target, _named(config, target)):
             envs = _make(_choose_backend(config, target, n), config, target, seeds, first)
             several = isinstance(envs.observation_space, JointSpace)  # then it has changed their agents' rewards
             if config.options.changes_rewards and not (config.options.normalize_reward or several):
@@ -223,6 +223,13 @@ def env_name(id_: str | Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__qualname__}" if named else repr(id_)
 
 
+def _named(config: EnvConfig, target: Target) -> str:
+    """The id of an environment, or the name of the object that makes it, for messages."""
+    if isinstance(target, EnvSpec):
+        return target.id
+    return env_name(target if isinstance(config.id, ObjectName) else config.id)
+
+
 def resolve(id_: str | Callable[..., Any]) -> Target:
     """Gymnasium's specification for an id, or the callable that it names. Raises ConfigError if there is none."""
     if isinstance(id_, ObjectName):
@@ -313,9 +320,8 @@ def _install_message(what: str, extra: str) -> str:
 
 
 @contextlib.contextmanager
-def explain_missing_package(target: Target) -> Iterator[None]:
-    """Turn a missing package into a ConfigError that says what to install."""
-    id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
+def explain_missing_package(target: Target, id_: str) -> Iterator[None]:
+    """Turn a missing package into a ConfigError that says what to install; `id_`: of the environment, for messages."""
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
@@ -341,7 +347,7 @@ def env_maker(
     if not isinstance(target, EnvSpec):
         arguments = {**_creator_arguments(target, config, seed, index), **given}
         make = partial(_make_checked, target, target, partial(target, **arguments), config)
-        return wrapped_maker(make, options, env_name(target)), options.max_episode_steps
+        return wrapped_maker(make, options, _named(config, target)), options.max_episode_steps
     limit = given.pop("max_episode_steps", target.max_episode_steps or 0)
     if not isinstance(limit, int) or limit < 0:
         raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
@@ -375,18 +381,18 @@ def _creator(spec: EnvSpec) -> Any:
 
 
 def _make_checked(target: Target, creator: Any, make: partial[Any], config: EnvConfig) -> gymnasium.Env:
-    id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
+    id_ = _named(config, target)
     try:
-        with explain_missing_package(target):
+        with explain_missing_package(target, id_):
             env = make()
     except TypeError as error:
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if found is None or found[1] not in make.keywords:
             raise
-        names = list(inspect.signature(creator).parameters)
-        raise ConfigError(
-            f"env={id_} has no argument env_kwargs.{found[1]}{nearest(found[1], names)} (it has {', '.join(names)})"
-        ) from error
+        known = inspect.signature(creator).parameters.values()
+        names = [each.name for each in known if each.kind is not each.VAR_KEYWORD]
+        has = f"{nearest(found[1], names)} (it has {', '.join(names)})" if names else ""
+        raise ConfigError(f"env={id_} has no argument env_kwargs.{found[1]}{has}") from error
     if pettingzoo.is_multi_agent(env):
         env = make_multi_agent(env, config.policies, config.options, id_)
     if not isinstance(env, gymnasium.Env):
