@@ -188,6 +188,12 @@ class Experiment:
         seed = seed_int(self.seed, Role.POLICY, index) if index else self.seed
         return chz.replace(self, algo=own.algo, model=own.model, init=own.init or self.init, seed=seed)
 
+    def without_init(self) -> Experiment:
+        """The experiment that starts from random weights, or from those of its own snapshot."""
+        policies = {name: chz.replace(each, init="") for name, each in self.agents.policies.items()}
+        agents = chz.replace(self.agents, policies=policies)
+        return chz.replace(self, init="", init_optimizer=False, agents=agents)
+
     def on_ray(self) -> bool:
         """Whether a part of it is in actors of Ray."""
         replays = (value for _, value, _ in values_of(self.algo) if isinstance(value, ReplayConfig))

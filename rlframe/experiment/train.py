@@ -20,7 +20,7 @@ from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
-from rlframe.experiment.build import Built, build, choose_device, without_init
+from rlframe.experiment.build import Built, build, choose_device
 from rlframe.experiment.changes import changed_at
 from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment, check_parts, share_of, whole_of
@@ -97,7 +97,7 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
     with ExitStack() as until_closed:
         until_closed.enter_context(env_vars_set(experiment.env_vars))
         resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
-        settings = without_init(resolved.experiment) if found else resolved.experiment
+        settings = resolved.experiment.without_init() if found else resolved.experiment
         built = build(settings, resolved.affinity)
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
@@ -139,7 +139,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
         state = _common_state(found, ranks) if found else {}
         placed = chz.replace(experiment, log_dir=resume or experiment.log_dir)
-        settings = without_init(resolved.experiment) if state else resolved.experiment  # state has the weights
+        settings = resolved.experiment.without_init() if state else resolved.experiment  # state has the weights
         with (
             build(settings, resolved.affinity) as built,
             logger_context(config=config, resume=bool(resume), **_record_of(placed)) as run,
