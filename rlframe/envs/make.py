@@ -266,10 +266,11 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
 
 
 def registered_envs() -> list[tuple[str, str]]:
-    """The ids that Gymnasium knows here, without those that give raw frames, and where each comes from."""
+    """The ids that Gymnasium and PettingZoo know here, without raw frames, and where each comes from."""
     register_atari()
     known = [spec for spec in gymnasium.registry.values() if not _gives_raw_frames(spec)]
-    return sorted((spec.id, str(spec.vector_entry_point or spec.entry_point).partition(":")[0]) for spec in known)
+    found = [(spec.id, str(spec.vector_entry_point or spec.entry_point).partition(":")[0]) for spec in known]
+    return sorted([*found, *((id_, "pettingzoo, of several agents") for id_ in pettingzoo.known())])
 
 
 def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:

@@ -61,7 +61,7 @@ def find_multi_agent(id_: str) -> Callable[..., Any] | None:
     if family in _PACKAGES and (found := _in_package(family, name.replace("-", "_"))):
         return found
     if family in _FAMILIES:
-        raise ConfigError(f"env={id_}: PettingZoo has no environment of this name{nearest(id_, _known())}")
+        raise ConfigError(f"env={id_}: PettingZoo has no environment of this name{nearest(id_, known())}")
     return None
 
 
@@ -102,17 +102,19 @@ def _make(kind: Any, name: str, **arguments: Any) -> Any:
 
 
 def _in_package(package: str, name: str) -> Callable[..., Any] | None:
-    if importlib.util.find_spec(f"{package}.{name}") is None:
+    if not re.fullmatch(r"\w+_v\d+", name) or importlib.util.find_spec(f"{package}.{name}") is None:
         return None
     module = vars(importlib.import_module(f"{package}.{name}"))
     return module.get("parallel_env") or module.get("env")
 
 
-def _known() -> list[str]:
-    """The names of the environments that there are."""
+def known() -> list[str]:
+    """The names of its environments; none if it is not installed."""
+    if importlib.util.find_spec("pettingzoo") is None:
+        return []
     import pettingzoo
 
-    found = [*map(_readable, (*pettingzoo.parallel_registry, *pettingzoo.aec_registry))]
+    found = [*map(_readable, {**pettingzoo.parallel_registry, **pettingzoo.aec_registry})]
     for package in _PACKAGES:
         where = importlib.util.find_spec(package)
         for module in pkgutil.iter_modules(where.submodule_search_locations if where else ()):

@@ -29,6 +29,7 @@ from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.resumable import is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
+from rlframe.experiment.weights import agents_in
 from rlframe.record import current_run, logger_context
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
@@ -187,7 +188,7 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     found = load_newest(Path(run), rank)
     if not isinstance(found[1], dict) or not found[1]:
         raise SnapshotError(f"{found[0]} holds no training state; init= takes weights from it, if it has any")
-    check_network(read_json(Path(run) / "params.json").get("config", {}), found[1].get("agent"), str(found[0]))
+    check_network(read_json(Path(run) / "params.json").get("config", {}), agents_in(found[1]), str(found[0]))
     return found
 
 

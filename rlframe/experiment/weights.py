@@ -58,6 +58,12 @@ def policies_in(config: Mapping[str, Any]) -> list[str]:
     return found if len(found) > 1 else []
 
 
+def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """All weights of the agents in the state of a run, with different names."""
+    found = {key: part for key, part in state.items() if key == "agent" or key.startswith("agent/")}
+    return {f"{key}.{name}": x for key, part in found.items() if isinstance(part, Mapping) for name, x in part.items()}
+
+
 def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
     """The weights of an agent that are those of its exploration, or the others."""
     return {name: x for name, x in weights.items() if name.startswith("exploration.") == wanted}

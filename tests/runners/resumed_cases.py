@@ -25,12 +25,18 @@ DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.tar
 SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4"
 BY_STEPS = "algo.target_interval_steps=30 algo.unique=true algo.initial_priority=2"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
+TAG = "env=mpe2/simple_tag_v3 agents.map.adversary_*=pred agents.map.agent_*=prey agents.policies.prey.algo=dqn"
+TAG += " agents.policies.pred.model.memory=lstm agents.policies.pred.model.memory_size=8"
+for word in ("learning_starts=20", "replay.size=300", "batch_size=8", "replay_ratio=1", "prioritized=true"):
+    TAG += f" agents.policies.prey.algo.{word}"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
     "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
     "ppo_wrapped": f"{PPO} {PICTURES} {WRAPPED} {CONVOLUTIONS} {ON_POLICY}",
+    "several_policies": f"{PPO} {TAG} {ON_POLICY}",
+    "agents_in_turn": f"{PPO} env=classic/connect_four_v3 {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
