@@ -137,7 +137,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             agent = make_agent(experiment, *in_spaces, device)
             check_batch(experiment, agent, *in_spaces)
             sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
-            learners = _make_learners(experiment, agent, sampler, in_spaces)
+            learners = make_learners(experiment, agent, sampler, in_spaces)
             algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads)
@@ -166,7 +166,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     return Built(runner, precision, compilation, in_spaces, experiment.agents.policy_map(), summary)
 
 
-def _make_learners(
+def make_learners(
     experiment: Experiment, agent: Agent, sampler: Source, in_spaces: tuple[Space, Space]
 ) -> dict[str, Learner]:
     """The learner of the agent, or of each policy of a Team."""

@@ -15,6 +15,7 @@ from rlframe.envs import pettingzoo
 from rlframe.envs.make import resolve
 from rlframe.evaluation.report import evaluated
 from rlframe.experiment.changes import can_change
+from rlframe.experiment.config import check_parts
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.several import check_agents
 from rlframe.record.console import key_metrics
@@ -58,6 +59,22 @@ def test_what_is_for_a_single_agent_is_refused_with_what_to_use(settings: dict[s
 def test_what_is_for_several_agents_is_refused_where_there_is_one(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_agents(from_flat(settings), SPACE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"agents.policies.red.algo": "ars"}, "agents.policies.red.algo=ars learns from whole episodes"),
+        (
+            {"algo": "dqn", "agents.policies.red.algo": "ppo", "learners": 2},
+            "red.algo=ppo has no replay; use learners=1",
+        ),
+        ({"algo": "dqn", "agents.policies.red.algo.batch_size": 5, "learners": 2}, "red.algo=dqn has batch_size=5"),
+    ],
+)
+def test_algorithms_of_policies_that_cannot_learn_here_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_parts(from_flat({**settings, "runner": "minibatch_rl"}))
 
 
 def test_metrics_of_policies_are_known_to_stop_rules_evaluations_and_the_console() -> None:
