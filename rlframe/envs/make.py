@@ -149,7 +149,7 @@ def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
             f"{key} needs Python environments, and those of env={env_name(config.id)} step all at once; "
             f"use env_backend=python{raw}"
         )
-    if config.backend == "auto" and isinstance(target, EnvSpec) and _gives_raw_frames(target):
+    if config.backend == "auto" and isinstance(target, EnvSpec) and gives_raw_frames(target):
         game = str(target.kwargs.get("game", "Game")).title().replace("_", "")
         raise ConfigError(
             f"env={env_name(config.id)} gives raw frames, 210x160 pixels in colour; use env=ALE/{game}-v5 with the "
@@ -203,7 +203,7 @@ def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
     return all(name in known and name != "render_mode" for name in _vector_arguments(config))
 
 
-def _gives_raw_frames(spec: EnvSpec) -> bool:
+def gives_raw_frames(spec: EnvSpec) -> bool:
     """Whether it is an Atari game under one of its old ids for images, such as PongNoFrameskip-v4."""
     images = str(spec.entry_point).startswith("ale_py") and spec.namespace != "ALE"
     return images and spec.kwargs.get("obs_type") != "ram"
@@ -263,14 +263,6 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
             f"write package:Id-v0 for another package's id"
         )
     return gymnasium.registry[rest]
-
-
-def registered_envs() -> list[tuple[str, str]]:
-    """The ids that Gymnasium and PettingZoo know here, without raw frames, and where each comes from."""
-    register_atari()
-    known = [spec for spec in gymnasium.registry.values() if not _gives_raw_frames(spec)]
-    found = [(spec.id, str(spec.vector_entry_point or spec.entry_point).partition(":")[0]) for spec in known]
-    return sorted([*found, *((id_, "pettingzoo, of several agents") for id_ in pettingzoo.known())])
 
 
 def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ MakeEnv = Callable[[], Any]
 Function = Callable[[Policy | TeamPolicy, MakeEnv], Mapping[str, float]]
 _BEAT_S = 1.0
 _METRIC = re.compile(r"[^\s,/\"]+")
-_OWN = ("return_best", "since_best", "restarts")  # of the runner
+_OWN = ("return_best", "since_best", "restarts", "normalized_score")  # of the runner
 
 
 def find_function(name: str) -> Function:

@@ -96,7 +96,7 @@ def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given := settings.get("agents.map"), Mapping):
         mapped += given.values()
     if wrong := [name for name in map(str, mapped) if not _NAME.fullmatch(name)]:
-        raise ConfigError(f"agents.map gives the policy {wrong[0]!r:.60}: a policy's name has letters, digits and _ only")
+        raise ConfigError(f"agents.map: {wrong[0]!r:.60} is no policy's name, which has letters, digits and _ only")
     named = [match[1] for key in settings if (match := OF_POLICY.fullmatch(key))]
     root = {key: value for key, value in settings.items() if _INHERITED.fullmatch(key)}
     root = {"algo": "ppo", **root}

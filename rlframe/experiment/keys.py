@@ -15,7 +15,7 @@ from rlframe.core.config import AUTO, accepts_auto, nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.parts import Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
-from rlframe.envs.make import registered_envs
+from rlframe.envs.known import registered_envs
 from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_preset, preset_names
@@ -150,6 +150,10 @@ def _encoders() -> list[tuple[str, str]]:
         ("mlp", "fully connected layers of the widths model.hidden"),
         ("nature", "three convolutions (Mnih et al. 2015), for images"),
         ("impala", "three stages of residual blocks (Espeholt et al. 2018), for images"),
+        (
+            "hadamax",
+            "three stages of products of two convolutions (Kooi et al. 2025), for images",
+        ),
         ("module:Class", "an nn.Module of your own, also ./file.py:Class"),
     ]
 

@@ -8,7 +8,6 @@ over processes. Used by the models' `numpy_forward`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
 _MANY = 2_000  # numbers from which torch's relu is faster: of 15,000 NumPy takes 5.9 us, torch 1.7
-_ZERO = np.float32(0)
+_ZERO, _GELU = np.float32(0), np.float32(2 * (2 / np.pi) ** 0.5)
 Array = np.ndarray
 Map = Callable[[Array], Array]  # maps K blocks of b rows [K, b, F], or a single block [b, F]
 
@@ -48,6 +47,7 @@ ACTIVATIONS: dict[str, Map] = {  # which may overwrite x
     "relu": _relu,
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "silu": lambda x: x * sigmoid(x),
+    "gelu": lambda x: x * sigmoid(_GELU * (x + np.float32(0.044715) * x * x * x)),  # F.gelu with approximate="tanh"
     "none": lambda x: x,
 }
 
@@ -82,30 +82,29 @@ def affine(weight: Tensor, bias: Tensor) -> Map:
 
 
 def mlp(layers: Layers) -> Map:
-    """Linear layers with an activation after each."""
-    parts = [
-        (affine(*pair), ACTIVATIONS[name]) for pair, name in zip(layers.parameters, layers.activations, strict=True)
-    ]
-    norms = [normalization(norm) for norm in layers.norms]
+    """Linear layers with what follows each."""
+    maps = maps_of(layers.begin)
+    for pair, end in zip(layers.parameters, layers.ends, strict=True):
+        maps += [affine(*pair), *maps_of(end)]
 
     def forward(x: Array) -> Array:
-        for linear, activation in parts:
-            x = activation(linear(x))
+        for each in maps:
+            x = each(x)
         return x
 
-    def with_norms(x: Array) -> Array:
-        for (linear, activation), norm in zip_longest(parts, norms):
-            x = linear(x)
-            x = activation(norm(x) if norm else x)
-        return x
+    return forward
 
-    return with_norms if norms else forward
+
+def maps_of(parts: Sequence[Any]) -> list[Map]:
+    """Activations by their names, and normalisation; dropout is of learning alone."""
+    known = [part for part in parts if not isinstance(part, nn.Dropout)]
+    return [ACTIVATIONS[part] if isinstance(part, str) else normalization(part) for part in known]
 
 
 def normalization(module: Any) -> Map:
     """Rows normalised as `Norm` does where it does not learn."""
     assert isinstance(module, Norm)
-    g, s, batch = as_numpy(module.weight), as_numpy(module.bias), module.kind == "batch"
+    g, s, batch = as_numpy(module.weight), as_numpy(module.bias), module.kind != "layer"
     mean, variance = (as_numpy(module.mean), as_numpy(module.variance)) if batch else (g, g)
 
     def by_running_statistics(x: Array) -> Array:
@@ -138,11 +137,11 @@ def vector(module: nn.Module) -> Map:
 
 
 def image(module: nn.Module) -> Map | None:
-    """Features [1, F] of one image [1, ...], valid until the next call; None if the CNN is no `ConvNet`, or pools."""
+    """Features [1, F] of one image [1, ...], valid until the next call; None unless it is a plain `ConvNet`."""
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
     assert isinstance(pixels, Image)
-    if not isinstance(body, ConvNet) or body.pools:
+    if not isinstance(body, ConvNet) or not body.plain:
         return None
     first = x = np.empty(pixels.shape, np.float32)
     steps = []

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 from torch import Tensor, nn
-from torch import inf as infinity
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, AVAILABLE_ACTIONS, PRIVILEGED, action_features, mask_parts, without
@@ -141,8 +140,3 @@ def nth_allowed(mask: Any, drawn: Any) -> Any:
     """The allowed action with the number drawn modulo the number of allowed ones; [...] of masks [..., n]."""
     counts = allowed(mask).cumsum(-1)  # of allowed actions up to each
     return (counts <= (drawn % counts[..., -1])[..., None]).sum(-1)
-
-
-def best_allowed(q: Tensor, observation: Tree) -> Tensor:
-    """The best allowed action [...] by Q-values [..., n]."""
-    return q.masked_fill(~allowed(observation[ACTION_MASK]), -infinity).argmax(-1)

@@ -125,6 +125,7 @@ def test_a_learned_bonus_is_recorded_too(config: Any, recorded: list[Any], monke
 
 
 @needs_compiler
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", variants(CASES_HERE, ("dqn",)))
 def test_a_compiled_update_learns_what_its_equations_learn(name: str, warned: Callable[[], list[str]]) -> None:
     compare(name, rtol=1e-3, atol=1e-4)
@@ -182,6 +183,17 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_at_once(record
         learned(algo, data[2:])
     assert all(x.isfinite().all() for x in algo.agent.state_dict().values())
     assert any(not torch.equal(before[name], algo.agent.state_dict()[name]) for name in weights)
+
+
+@pytest.mark.parametrize("name", ["ppo", "pqn"])
+def test_a_first_step_that_is_not_finite_changes_nothing(name: str, recorded: list[Any]) -> None:
+    algo, data = made(name), batches(name)
+    bad = replace(data[0], reward=torch.full_like(data[0].reward, torch.nan))
+    with compiling(COMPILE):
+        learned(algo, [bad])
+    assert recorded
+    assert algo.progress.skipped > 0
+    assert all(bool(x.isfinite().all()) for x in algo.agent.parameters())
 
 
 def test_new_shapes_are_recorded_anew_until_they_are_too_many(

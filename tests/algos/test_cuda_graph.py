@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlframe.algos import a2c, appo, bc, cql, ddpg, dqn, impala, iql, marwil, pg, ppo, sac, td3, td3_bc
+from rlframe.algos import a2c, appo, bc, cql, ddpg, dqn, impala, iql, marwil, pg, ppo, pqn, sac, td3, td3_bc
 from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
@@ -21,6 +21,7 @@ from rlframe.models import ModelConfig
 from rlframe.ops import returns
 from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
+from tests.algos.critic_cases import CRITICS
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, PlayedGraph, graphs_of, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "Pendulum-v1",
         {"policy_interval": 2, "target_interval": 1, "action_prior": "gaussian", "n_critics": 3, "target_clip": 5.0},
     ),
+    **CRITICS,
     "td3_muon": (td3, "Pendulum-v1", {"optimizer": MuonConfig(smallest=4, weight_decay=0.1)}),
     "td3_sgd": (td3, "Pendulum-v1", {"optimizer": SGDConfig(momentum=0.9)}),
     "td3_adamw": (td3, "Pendulum-v1", {"optimizer": "adamw"}),
@@ -74,6 +76,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
+    "pqn": (pqn, "CartPole-v1", {"q_lambda": "linear(0.9,0.5)", "minibatches": 2}),
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
 }
@@ -86,8 +89,9 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
     module, env, settings = (CASES | OTHERS)[name]
     spaces = gymnasium.make(env)
     arguments = (spaces.observation_space, spaces.action_space)
-    if module not in (a2c, appo, impala, pg, ppo):
-        return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
+    if module not in (a2c, appo, impala, pg, ppo, pqn):
+        words = {"model": {}, **ANNEALED, **settings, **more}
+        return learner(module, *arguments, device=device, **words | {"model": NETWORK | words["model"]})
     config = module.Config(**{"learning_rate": "linear(1e-3,0)"} | settings | more)
     agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)
     return config.make_algorithm(agent, BatchSpec(4, 2), ANNEALED["n_steps"], 0)

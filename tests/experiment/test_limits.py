@@ -132,7 +132,8 @@ def test_every_preset_is_far_from_the_limits_and_starts_without_counting(monkeyp
         experiment = from_flat(load_preset(name))
         limits.check_machine(experiment, experiment.n_ranks)
         observation = IMAGE if "ALE/" in experiment.env else spaces.Box(-1, 1, (400,))
-        assert limits._is_small(experiment, observation, spaces.Discrete(18)), name
+        counted = name.startswith("mujoco/xqc")  # 101 atoms and 4 x 512: counting takes some milliseconds
+        assert counted or limits._is_small(experiment, observation, spaces.Discrete(18)), name
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,8 @@ def test_weights_are_counted_without_memory_and_without_a_random_number(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "n"), [("adam", 2), ("adamw", 2), ("rmsprop", 1), ("sgd", 0), ("muon", 1), ("torch.optim:NAdam", 2)]
+    ("optimizer", "n"),
+    [("adam", 2), ("adamw", 2), ("radam", 2), ("rmsprop", 1), ("sgd", 0), ("muon", 1), ("torch.optim:NAdam", 2)],
 )
 def test_the_moments_of_an_optimizer_are_counted(optimizer: str, n: int) -> None:
     assert limits._moments(from_flat({"algo.optimizer": optimizer}).algo) == n

@@ -10,7 +10,7 @@ import pytest
 import rlframe
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import JointSpace, observation_of
-from rlframe.core.types import Trajectory
+from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import pettingzoo
 from rlframe.envs.make import resolve
 from rlframe.evaluation.report import evaluated
@@ -19,6 +19,7 @@ from rlframe.experiment.config import check_parts
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.several import check_agents
 from rlframe.record.console import key_metrics
+from rlframe.runners import Callback
 from rlframe.runners.stop_rule import StopRule
 
 SPACE = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -77,6 +78,12 @@ def test_algorithms_of_policies_that_cannot_learn_here_are_refused(settings: dic
         check_parts(from_flat({**settings, "runner": "minibatch_rl"}))
 
 
+def test_a_policys_name_that_metrics_cannot_have_is_refused() -> None:
+    for name in ("re.d", "re/d", "re d"):
+        with pytest.raises(ConfigError, match="letters, digits and _ only"):
+            from_flat({"agents.map.red_*": name})
+
+
 def test_metrics_of_policies_are_known_to_stop_rules_evaluations_and_the_console() -> None:
     assert StopRule("episode/red/return_mean > 5")({"episode/red/return_mean": 6.0})
     assert StopRule("eval/red/return_mean > 5").needs("eval") == "eval/red/return_mean"
@@ -125,6 +132,20 @@ def test_a_missing_pettingzoo_is_an_error_with_what_to_install(monkeypatch: pyte
     assert pettingzoo.find_multi_agent("MyPackage/MyEnv-v0") is None
 
 
+class Named(Callback):
+    """Notes the learners that its hooks are called for."""
+
+    def __init__(self) -> None:
+        self.batches: list[str] = []
+        self.updates: list[str] = []
+
+    def on_batch(self, samples: Samples) -> None:
+        self.batches.append(self.learner)
+
+    def on_update(self, metrics: Any) -> None:
+        self.updates.append(self.learner)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_environments_of_pettingzoo_may_be_given_as_functions_classes_and_instances() -> None:
     spread = pytest.importorskip("mpe2.simple_spread_v3")
@@ -135,8 +156,10 @@ def test_environments_of_pettingzoo_may_be_given_as_functions_classes_and_instan
         return "first" if agent == "agent_0" else "rest"
 
     for env in (spread.parallel_env, spread.env, spread.parallel_env(N=2)):
-        with rlframe.build("ppo", env, agents={"map": policy_of, "global_state": True}, **small) as run:
+        named, settings = Named(), {"map": policy_of, "global_state": True}
+        with rlframe.build("ppo", env, agents=settings, callbacks=[named], **small) as run:
             row = run.train()
+            assert named.batches[:2] == named.updates[:2] == ["first", "rest"]
             policies: Any = run.policy
             assert policies.policies == ("first", "rest")
             own = policies.of("rest")

@@ -3,6 +3,7 @@
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
 PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
+PQN = "algo=pqn algo.epochs=2 algo.minibatches=2"
 REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300"
 SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
 RAINBOW = (
@@ -25,6 +26,12 @@ DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.tar
 SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4"
 BY_STEPS = "algo.target_interval_steps=30 algo.unique=true algo.initial_priority=2"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
+NORM_INPUT = "model.norm_input=true"
+CROSSQ = f"model.norm=renorm model.norm_after=true {NORM_INPUT} algo.target_critics=false"
+XQC = f"model.norm=batch {NORM_INPUT} model.unit_rows=true algo.value=categorical algo.normalize_return=true"
+REDQ = "algo.n_critics=4 algo.n_target_critics=2 algo.policy_from=mean"
+DROQ = "model.critic.norm=layer model.critic.dropout=0.1"
+TQC = "algo.value=quantile algo.n_atoms=5 algo.target_from=truncated algo.drop_atoms=1"
 TAG = "env=mpe2/simple_tag_v3 agents.map.adversary_*=pred agents.map.agent_*=prey agents.policies.prey.algo=dqn"
 TAG += " agents.policies.pred.model.memory=lstm agents.policies.pred.model.memory_size=8"
 for word in ("learning_starts=20", "replay.size=300", "batch_size=8", "replay_ratio=1", "prioritized=true"):
@@ -38,6 +45,8 @@ CASES = {
     "several_policies": f"{PPO} {TAG} {ON_POLICY}",
     "agents_in_turn": f"{PPO} env=classic/connect_four_v3 {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
+    "pqn": f"{PQN} {CARTPOLE} model.norm=layer {ON_POLICY}",
+    "pqn_lstm": f"{PQN} {CARTPOLE} algo.explore=noisy model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
@@ -72,5 +81,8 @@ CASES = {
     "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} {SEQUENCES} model.memory=lstm {REPLAY}",
     "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "
     f"algo.prioritized=true algo.initial_priority=td {REPLAY}",
+    "crossq": f"{CROSSQ} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
+    "xqc": f"{XQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
+    "redq_droq_tqc": f"{REDQ} {DROQ} {TQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
 }
