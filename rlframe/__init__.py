@@ -6,7 +6,6 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlframe.evaluation.policy import Policy
     from rlframe.experiment.job import Job
     from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import TrainResult
@@ -164,14 +163,21 @@ def _keys(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> dict
     return named(keys)
 
 
-def load_policy(path: Any, device: str = "cpu", trust: bool = False, **settings: Any) -> "Policy":
+def load_policy(path: Any, device: str = "cpu", trust: bool = False, policy: str = "", **settings: Any) -> Any:
     """The trained policy of a run directory or snapshot (str or Path); `load_policy(RUN_DIR).act(observation)`.
+
+    Of several policies it is the one that `policy` names, for the observations of one of its agents. Without a name it
+    is a TeamPolicy of all: `act({agent: observation})` returns {agent: action}.
 
     With `trust` the run's config may name code that is not part of rlframe. Settings take the place of the run's own:
     `env=MyEnv` for a class that the run cannot import.
+
+    Raises:
+        ConfigError: the run needs trust, or it has no policy of this name.
+        SnapshotError: it has no snapshot.
     """
     from rlframe.core.parts import dotted
     from rlframe.deploy.load import load_policy as load
     from rlframe.experiment.objects import named
 
-    return load(path, device, trust, named(dotted(settings.items())))
+    return load(path, device, trust, named(dotted(settings.items())), policy)

@@ -24,6 +24,7 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, printable
 from rlframe.core.files import prepare_output
+from rlframe.core.multi_agent import JointSpace
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
@@ -224,6 +225,11 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     config = trained.experiment.eval
     if config.env_steps and (o.render or o.video):
         raise ConfigError("steps is for episodes side by side; with render and video give n_episodes")
+    if o.dataset and isinstance(trained.observation_space, JointSpace):
+        raise ConfigError(
+            f"dataset={o.dataset:.100} is for environments of a single agent so far, and env={trained.env.id} has "
+            f"several; play it with rlframe.load_policy({name!r}), and write what you need"
+        )
     with trained.agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
         pass
     if "threads" in o.changes and trained.experiment.threads > 0:

@@ -14,15 +14,19 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import clear_output, prepare_output
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
-from rlframe.deploy.load import load_trained
-from rlframe.evaluation.policy import GreedyPolicy
+from rlframe.deploy.load import load_policy
+from rlframe.evaluation.policy import Policy
+from rlframe.experiment.weights import policies_at
 
-_KEYS = ("format", "out", "trust", "traceback")
+_KEYS = ("format", "out", "policy", "trust", "traceback")
+_SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 _USAGE = """\
 usage: python -m rlframe.export RUN_DIR_OR_SNAPSHOT [key=value ...]
 
   format=torch     torch (a torch.export program, .pt2) | onnx
-  out=FILE         default: policy.pt2 or policy.onnx in the working directory
+  out=FILE         default: policy.pt2 or policy.onnx in the working directory; of several policies a folder, default:
+                   policies, with a file for each
+  policy=NAME      one of several policies
   trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)
 
 The exported policy maps batches of (observation, state, reward) to (action, state). Observations are those of the
@@ -41,23 +45,33 @@ def main(argv: list[str]) -> int:
 
 def _export(argv: list[str]) -> int:
     words = KeyValues(argv[1:])
-    kind, trust = words.text("format", "torch"), words.flag("trust")
-    out = Path(words.text("out", "policy.onnx" if kind == "onnx" else "policy.pt2"))
+    kind, name, trust = words.text("format", "torch"), words.text("policy"), words.flag("trust")
+    out = words.text("out")
     words.check_unknown(_KEYS)
-    if kind not in ("torch", "onnx"):
-        raise ConfigError(f"format={kind!r} is not one of torch, onnx")
+    if kind not in _SUFFIX:
+        raise ConfigError(f"format={kind!r} is not one of {', '.join(_SUFFIX)}")
     if kind == "onnx":
         require_onnx()
-    prepare_output(out, "out")
-    trained = load_trained(Path(argv[0]), "cpu", trust)
-    policy = FlatGreedy(GreedyPolicy(trained.agent, trained.observation_space, trained.action_space))
-    program = trace(policy)
-    clear_output(out)
-    exported = (save_onnx if kind == "onnx" else save_torch)(program, policy, out)
-    difference = compare(policy, exported)
-    print(f"{out}: {', '.join(policy.inputs)} -> {', '.join(policy.outputs)}, each with a leading batch dimension")
-    print(f"checked on {N_CHECKED:,} observations: the actions are the agent's, largest difference {difference:.1e}")
+    several = [] if name else policies_at(Path(argv[0]))
+    names = {Path(out or "policies", f"{each}{_SUFFIX[kind]}"): each for each in several}
+    names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
+    for path in names:
+        prepare_output(path, "out")
+    policy = load_policy(Path(argv[0]), "cpu", trust, name=name)
+    for path, each in names.items():
+        _write(path, kind, policy if isinstance(policy, Policy) else policy.of(each))
     return 0
+
+
+def _write(out: Path, kind: str, policy: Policy) -> None:
+    """Write a policy, and compare the file with it."""
+    flat = FlatGreedy(policy.greedy)
+    program = trace(flat)
+    clear_output(out)
+    exported = (save_onnx if kind == "onnx" else save_torch)(program, flat, out)
+    difference = compare(flat, exported)
+    print(f"{out}: {', '.join(flat.inputs)} -> {', '.join(flat.outputs)}, each with a leading batch dimension")
+    print(f"checked on {N_CHECKED:,} observations: the actions are the agent's, largest difference {difference:.1e}")
 
 
 if __name__ == "__main__":

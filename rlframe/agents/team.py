@@ -118,9 +118,16 @@ class Team(Agent):
 
     @contextmanager
     def exploring_at(self, epsilon: float) -> Iterator[None]:
+        """As an agent's; policies that do not explore by such a rate keep their own noise, unless all of them do."""
+        refused = []
         with ExitStack() as entered:
             for agent in self.agents().values():
-                entered.enter_context(agent.exploring_at(epsilon))
+                try:
+                    entered.enter_context(agent.exploring_at(epsilon))
+                except ConfigError as error:
+                    refused.append(error)
+            if len(refused) == len(self.sizes):
+                raise refused[0]
             yield
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -14,7 +14,7 @@ _RATE = "lr"  # of torch's optimizers
 
 
 @contextmanager
-def keeping(algos: Sequence[Algorithm], changed: Collection[str]) -> Iterator[None]:
+def keeping(algos: Mapping[str, Algorithm], changed: Collection[str]) -> Iterator[None]:
     """Load a state of algorithms within the block. Optimizers' settings that are `changed` stay as they were before it.
 
     An OptimizerStep saves no rate but one that a callback set, which then ends. A torch.optim.Optimizer that is an
@@ -22,9 +22,19 @@ def keeping(algos: Sequence[Algorithm], changed: Collection[str]) -> Iterator[No
     learning_rate.
 
     Args:
-        changed: keys, such as algo.learning_rate.
+        algos: by the name of their policies.
+        changed: keys, such as algo.learning_rate, or agents.policies.red.algo.learning_rate of one of several policies.
     """
-    parts = [part for algo in algos for part in vars(algo.unwrapped).values()] if changed else []
+    with ExitStack() as kept:
+        for name, algo in algos.items():
+            own = {key.removeprefix(f"agents.policies.{name}.") for key in changed}
+            kept.enter_context(_keeping(algo, {key for key in own if not key.startswith("agents.")}))
+        yield
+
+
+@contextmanager
+def _keeping(algo: Algorithm, changed: Collection[str]) -> Iterator[None]:
+    parts = list(vars(algo.unwrapped).values()) if changed else []
     steps = [part for part in parts if isinstance(part, OptimizerStep) and part.rate_key in changed]
     rates = [step.learning_rate for step in steps]
     names = {key.rpartition(".")[2] for key in changed}

@@ -11,6 +11,7 @@ from rlframe.core.command_line import KeyValues
 from rlframe.core.config import entries_of, nearest
 from rlframe.core.errors import ConfigError, printable, shortened
 from rlframe.core.files import clear_output, prepare_output
+from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import choose_snapshot, load_trained
 from rlframe.evaluation.episode_rows import load_episodes
 from rlframe.evaluation.estimate import METHODS, Report, check_methods, estimate
@@ -35,6 +36,12 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     discount, seed, out = _number(words, "discount", "nan"), words.count("seed", 0), words.text("out")
     device, trust, snapshot = words.text("device", "auto"), words.flag("trust"), words.text("snapshot")
     runs = [load_trained(choose_snapshot(Path(name), snapshot), device, trust) for name in names]
+    for name, run in zip(names, runs, strict=True):
+        if isinstance(run.observation_space, JointSpace):
+            raise ConfigError(
+                f"estimate= is for environments of a single agent so far, and env={run.env.id} of {name} has several; "
+                f"leave it out, and the episodes are played"
+            )
     policies = [target_policy(run.agent, run.observation_space, run.action_space, explore, epsilon) for run in runs]
     for policy in policies:
         check_methods(methods, policy)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.evaluation.policy import GreedyPolicy
 
@@ -35,8 +36,9 @@ class ExportError(ReadableError):
 
 
 def example_of(space: Space, n: int) -> Tree:
-    """n samples of an observation space, stacked: [n, ...]."""
-    return map_tree(lambda *samples: np.stack(samples), *(space.sample() for _ in range(n)))
+    """n samples of an observation space, stacked: [n, ...]; without what only critics see."""
+    found = map_tree(lambda *samples: np.stack(samples), *(space.sample() for _ in range(n)))
+    return {key: x for key, x in found.items() if key != PRIVILEGED} if isinstance(found, dict) else found
 
 
 class FlatGreedy(nn.Module):

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import chz
 import torch
 from gymnasium import Space
 
@@ -20,6 +19,8 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation.policy import Policy
+from rlframe.evaluation.team_policy import TeamPolicy, policy_of
+from rlframe.experiment.agents import check_of_policy
 from rlframe.experiment.build import choose_device, make_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import NOT_OF_POLICY, recorded
@@ -58,9 +59,10 @@ def load_trained(
     """
     params, given = params_of(resolve_snapshot(path)), long_keys(changes)
     config = recorded(read_config(params, trust, given), given, str(params), NOT_OF_POLICY)
+    check_of_policy(given, config)
     snapshot, weights, meta = _weights(path, policies_in(config))
     check_network(merge(config, changes)[0], weights, str(snapshot))
-    experiment = chz.replace(from_flat(config, changes), init="")
+    experiment = from_flat(config, changes).without_init()
     env = experiment.eval_env_config()
     with env_vars_set(experiment.env_vars), closing(make_envs(env, 1, [0])) as envs:
         both_spaces = envs.observation_space, envs.action_space
@@ -120,8 +122,16 @@ def choose_snapshot(path: Path, name: str = "") -> Path:
 
 
 def load_policy(
-    path: str | Path, device: str = "cpu", trust: bool = False, changes: Mapping[str, Any] = MappingProxyType({})
-) -> Policy:
-    """The policy of a run directory, or of one of its snapshots (see `load_trained`)."""
+    path: str | Path,
+    device: str = "cpu",
+    trust: bool = False,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    name: str = "",
+) -> Policy | TeamPolicy:
+    """The policy of a run directory, or of one of its snapshots (see `load_trained`); of several all, or one by name.
+
+    Raises:
+        ConfigError: it has none of this name.
+    """
     trained = load_trained(Path(path), device, trust, changes)
-    return Policy(trained.agent, trained.observation_space, trained.action_space)
+    return policy_of(trained.agent, (trained.observation_space, trained.action_space), trained.env.policies, name)

@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName, can_import, name_of, pickled
 from rlframe.core.parts import find_attribute
+from rlframe.envs import pettingzoo
 from rlframe.envs.make import MADE, resolve
 
 _KNOWN_EVERYWHERE = ("gymnasium.", "ale_py.")  # modules whose environments every process finds by their id
@@ -33,6 +34,10 @@ def settings_of(value: Any, key: str) -> dict[str, Any]:
         value = spec
     if isinstance(value, EnvSpec):
         return _of_spec(value, key)
+    if pettingzoo.is_multi_agent(value):
+        return {key: _copied(value, key)}
+    if id_ := pettingzoo.name_of_function(value):
+        return {key: id_}
     if isinstance(value, str):
         return {key: _named(value, key)}
     if isinstance(value, gymnasium.vector.VectorEnv) or not callable(value):
@@ -94,7 +99,7 @@ def _without_main(spec: EnvSpec) -> EnvSpec:
     return found
 
 
-def _copied(env: gymnasium.Env, key: str) -> ObjectName:
+def _copied(env: Any, key: str) -> ObjectName:
     name = name_of(env)
     return ObjectName(name, CopiedEnv(name, pickled(env, key, name)), key)
 
@@ -106,8 +111,8 @@ class CopiedEnv:
     name: str
     payload: bytes
 
-    def __call__(self) -> gymnasium.Env:
-        env: gymnasium.Env = cloudpickle.loads(self.payload)
+    def __call__(self) -> Any:
+        env = cloudpickle.loads(self.payload)
         vars(env.unwrapped).pop(MADE, None)  # of the instance, if a run made that
         return env
 

@@ -60,7 +60,7 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     seeds = [int(seed) for seed in seeds]
     target = resolve(config.id)
     try:
-        with explain_missing_package(target):
+        with explain_missing_package(target, _named(config, target)):
             envs = _make(_choose_backend(config, target, n), config, target, seeds, first)
             several = isinstance(envs.observation_space, JointSpace)  # then it has changed their agents' rewards
             if config.options.changes_rewards and not (config.options.normalize_reward or several):
@@ -149,7 +149,7 @@ def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
             f"{key} needs Python environments, and those of env={env_name(config.id)} step all at once; "
             f"use env_backend=python{raw}"
         )
-    if config.backend == "auto" and isinstance(target, EnvSpec) and _gives_raw_frames(target):
+    if config.backend == "auto" and isinstance(target, EnvSpec) and gives_raw_frames(target):
         game = str(target.kwargs.get("game", "Game")).title().replace("_", "")
         raise ConfigError(
             f"env={env_name(config.id)} gives raw frames, 210x160 pixels in colour; use env=ALE/{game}-v5 with the "
@@ -203,7 +203,7 @@ def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
     return all(name in known and name != "render_mode" for name in _vector_arguments(config))
 
 
-def _gives_raw_frames(spec: EnvSpec) -> bool:
+def gives_raw_frames(spec: EnvSpec) -> bool:
     """Whether it is an Atari game under one of its old ids for images, such as PongNoFrameskip-v4."""
     images = str(spec.entry_point).startswith("ale_py") and spec.namespace != "ALE"
     return images and spec.kwargs.get("obs_type") != "ram"
@@ -221,6 +221,13 @@ def env_name(id_: str | Callable[..., Any]) -> str:
     function = id_.func if isinstance(id_, partial) else id_
     named = inspect.isroutine(function) or inspect.isclass(function)
     return f"{function.__module__}:{function.__qualname__}" if named else repr(id_)
+
+
+def _named(config: EnvConfig, target: Target) -> str:
+    """The id of an environment, or the name of the object that makes it, for messages."""
+    if isinstance(target, EnvSpec):
+        return target.id
+    return env_name(target if isinstance(config.id, ObjectName) else config.id)
 
 
 def resolve(id_: str | Callable[..., Any]) -> Target:
@@ -256,13 +263,6 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
             f"write package:Id-v0 for another package's id"
         )
     return gymnasium.registry[rest]
-
-
-def registered_envs() -> list[tuple[str, str]]:
-    """The ids that Gymnasium knows here, without those that give raw frames, and where each comes from."""
-    register_atari()
-    known = [spec for spec in gymnasium.registry.values() if not _gives_raw_frames(spec)]
-    return sorted((spec.id, str(spec.vector_entry_point or spec.entry_point).partition(":")[0]) for spec in known)
 
 
 def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:
@@ -313,9 +313,8 @@ def _install_message(what: str, extra: str) -> str:
 
 
 @contextlib.contextmanager
-def explain_missing_package(target: Target) -> Iterator[None]:
-    """Turn a missing package into a ConfigError that says what to install."""
-    id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
+def explain_missing_package(target: Target, id_: str) -> Iterator[None]:
+    """Turn a missing package into a ConfigError that says what to install; `id_`: of the environment, for messages."""
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
@@ -341,7 +340,7 @@ def env_maker(
     if not isinstance(target, EnvSpec):
         arguments = {**_creator_arguments(target, config, seed, index), **given}
         make = partial(_make_checked, target, target, partial(target, **arguments), config)
-        return wrapped_maker(make, options, env_name(target)), options.max_episode_steps
+        return wrapped_maker(make, options, _named(config, target)), options.max_episode_steps
     limit = given.pop("max_episode_steps", target.max_episode_steps or 0)
     if not isinstance(limit, int) or limit < 0:
         raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
@@ -375,18 +374,18 @@ def _creator(spec: EnvSpec) -> Any:
 
 
 def _make_checked(target: Target, creator: Any, make: partial[Any], config: EnvConfig) -> gymnasium.Env:
-    id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
+    id_ = _named(config, target)
     try:
-        with explain_missing_package(target):
+        with explain_missing_package(target, id_):
             env = make()
     except TypeError as error:
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if found is None or found[1] not in make.keywords:
             raise
-        names = list(inspect.signature(creator).parameters)
-        raise ConfigError(
-            f"env={id_} has no argument env_kwargs.{found[1]}{nearest(found[1], names)} (it has {', '.join(names)})"
-        ) from error
+        known = inspect.signature(creator).parameters.values()
+        names = [each.name for each in known if each.kind is not each.VAR_KEYWORD]
+        has = f"{nearest(found[1], names)} (it has {', '.join(names)})" if names else ""
+        raise ConfigError(f"env={id_} has no argument env_kwargs.{found[1]}{has}") from error
     if pettingzoo.is_multi_agent(env):
         env = make_multi_agent(env, config.policies, config.options, id_)
     if not isinstance(env, gymnasium.Env):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from rlframe.core.errors import shortened
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
 
@@ -217,7 +218,8 @@ def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:
                 finite = np.isfinite(rows)
                 if np.count_nonzero(finite) != finite.size:  # takes a fifth of the time of all()
                     index = _first_bad(finite)
-                    raise InvalidValue(f"{name} is not finite: {rows[index]}", index)
+                    found = shortened(" ".join(str(rows[index]).split()))
+                    raise InvalidValue(f"{name} is not finite: {found}", index)
 
             return check_finite
         case spaces.MultiDiscrete() | spaces.MultiBinary():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION
 from rlframe.core.parts import find_attribute
@@ -20,6 +22,8 @@ from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.envs.observations import InvalidValue
 
 _PACKAGES = ("mpe2",)  # of PettingZoo's environments beside its own, whose modules have their names
+_FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl", *_PACKAGES)  # what their names begin with
+_MODULE = re.compile(rf"({'|'.join(_PACKAGES)})\.(\w+_v\d+)")  # of one environment
 
 
 def is_multi_agent(env: Any) -> bool:
@@ -35,22 +39,87 @@ def is_multi_agent_class(found: type) -> bool:
 
 
 def find_multi_agent(id_: str) -> Callable[..., Any] | None:
-    """What makes the environment that PettingZoo, or mpe2, has under a name such as mpe2/simple_spread_v3, if any."""
+    """What makes the environment that PettingZoo, or mpe2, has under a name such as mpe2/simple_spread_v3, if any.
+
+    Raises:
+        ConfigError: it is the name of one, and the package is missing; or there is none of this name in its family.
+    """
     family, _, name = re.sub(r"_(v\d+)$", r"-\1", id_).partition("/")
-    if not name or importlib.util.find_spec("pettingzoo") is None:
+    packages = ["pettingzoo", *([family] if family in _PACKAGES else [])]
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if not name or (missing and family not in _FAMILIES):
         return None
+    if missing:
+        raise ConfigError(
+            f'env={id_} needs a package that is not installed ({missing[0]}): pip install "rlframe[pettingzoo]"'
+        )
     import pettingzoo
 
     for kind, registry in (("parallel", pettingzoo.parallel_registry), ("aec", pettingzoo.aec_registry)):
         if f"{family}/{name}" in registry:
-            return partial(pettingzoo.make, kind, f"{family}/{name}")
-    name = name.replace("-", "_")
-    if family not in _PACKAGES or importlib.util.find_spec(family) is None:
+            return partial(_make, kind, f"{family}/{name}")
+    if family in _PACKAGES and (found := _in_package(family, name.replace("-", "_"))):
+        return found
+    if family in _FAMILIES:
+        raise ConfigError(f"env={id_}: PettingZoo has no environment of this name{nearest(id_, known())}")
+    return None
+
+
+def name_of_function(value: Any) -> str:
+    """The name of an environment of PettingZoo or mpe2 by its function, parallel_env or env; empty if it is none."""
+    zoo = sys.modules.get("pettingzoo")
+    if zoo is None or not callable(value):
+        return ""
+    for registry in (zoo.parallel_registry, zoo.aec_registry):
+        for id_, spec in registry.items():
+            module, _, attribute = str(spec.entry_point).partition(":")
+            if module in sys.modules and vars(sys.modules[module]).get(attribute) is value:
+                in_turns = registry is zoo.aec_registry and id_ in zoo.parallel_registry
+                return f"{module}:{attribute}" if in_turns else _readable(id_)
+    for name, found in list(sys.modules.items()):
+        match = _MODULE.fullmatch(name)
+        if match and value is vars(found).get("parallel_env"):
+            return f"{match[1]}/{match[2]}"
+        if match and value is vars(found).get("env"):
+            return f"{name}:env"
+    return ""
+
+
+def _readable(id_: str) -> str:
+    return re.sub(r"-(v\d+)$", r"_\1", id_)
+
+
+def _make(kind: Any, name: str, **arguments: Any) -> Any:
+    """A registered environment. Raises ModuleNotFoundError, with what to install, if a package of its is missing."""
+    import pettingzoo
+    from pettingzoo.env_registry.exceptions import FailedToImport
+
+    try:
+        return pettingzoo.make(kind, name, **arguments)
+    except FailedToImport as error:
+        family = name.partition("/")[0]
+        raise ModuleNotFoundError(f'{error.__cause__}; pip install "pettingzoo[{family}]"') from error
+
+
+def _in_package(package: str, name: str) -> Callable[..., Any] | None:
+    if not re.fullmatch(r"\w+_v\d+", name) or importlib.util.find_spec(f"{package}.{name}") is None:
         return None
-    if importlib.util.find_spec(f"{family}.{name}") is None:
-        return None
-    module = vars(importlib.import_module(f"{family}.{name}"))
+    module = vars(importlib.import_module(f"{package}.{name}"))
     return module.get("parallel_env") or module.get("env")
+
+
+def known() -> list[str]:
+    """The names of its environments; none if it is not installed."""
+    if importlib.util.find_spec("pettingzoo") is None:
+        return []
+    import pettingzoo
+
+    found = [*map(_readable, {**pettingzoo.parallel_registry, **pettingzoo.aec_registry})]
+    for package in _PACKAGES:
+        where = importlib.util.find_spec(package)
+        for module in pkgutil.iter_modules(where.submodule_search_locations if where else ()):
+            found += [f"{package}/{module.name}"] if re.search(r"_v\d+$", module.name) else []
+    return found
 
 
 class Extras:

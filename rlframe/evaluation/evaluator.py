@@ -21,7 +21,7 @@ from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.evaluation.estimate import METHODS
 from rlframe.evaluation.film import FilmConfig, Films
-from rlframe.evaluation.report import summarize
+from rlframe.evaluation.report import evaluated
 from rlframe.rollout.collector import local_collector, worker_collector
 from rlframe.rollout.worker_pool import WorkerPool, split
 from rlframe.system.service import Supervision
@@ -256,7 +256,7 @@ class Evaluator(BaseEvaluator):
         trajectories = self.play(number, stop)
         with self.agent.exploring_at(self.config.epsilon):
             self.films.evaluated(number, stop)
-        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
+        return {**evaluated(trajectories), "eval/n_episodes": len(trajectories), **self.counters()}
 
     def film_in(self, folder: str) -> None:
         self.films.folder = folder

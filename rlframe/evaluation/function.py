@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import Space
 
@@ -18,11 +17,13 @@ from rlframe.core.errors import ConfigError, ReadableError, warn_once
 from rlframe.core.parts import find_attribute
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
+from rlframe.envs.multi_agent import MultiAgentEnv
 from rlframe.evaluation.evaluator import BaseEvaluator, Stop, never
 from rlframe.evaluation.policy import Policy
+from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 
-MakeEnv = Callable[[], gymnasium.Env]
-Function = Callable[[Policy, MakeEnv], Mapping[str, float]]
+MakeEnv = Callable[[], Any]
+Function = Callable[[Policy | TeamPolicy, MakeEnv], Mapping[str, float]]
 _BEAT_S = 1.0
 _METRIC = re.compile(r"[^\s,/\"]+")
 _OWN = ("return_best", "since_best", "restarts", "normalized_score")  # of the runner
@@ -51,6 +52,7 @@ class EvaluationFunction(BaseEvaluator):
 
     `policy.act(observation)` acts greedily, and with explore=True as in training; `make_env()` makes a Gymnasium
     environment, which the function seeds and closes. Agents are compared by its `return_mean`, if it returns one.
+    Where there are several agents, `policy` is as load_policy has it, and the environment PettingZoo's, parallel.
     """
 
     def __init__(
@@ -69,12 +71,17 @@ class EvaluationFunction(BaseEvaluator):
         """Raises:
         EvaluationError: the function raised, or did not return numbers by name.
         """
-        policy, name = Policy(self._agent, *self._spaces), getattr(self._function, "__name__", "eval.function")
+        name = getattr(self._function, "__name__", "eval.function")
+        policy = policy_of(self._agent, self._spaces, self._env.policies)
         try:
-            found = self._function(policy, lambda: make_env(self._env))
+            found = self._function(policy, self._make_env)
         except Exception as error:
             raise EvaluationError(f"eval.function {name} failed: {type(error).__name__}: {error}") from error
         return self._checked(found, name)
+
+    def _make_env(self) -> Any:
+        env = make_env(self._env)
+        return env.unwrapped.env if isinstance(env.unwrapped, MultiAgentEnv) else env
 
     def _checked(self, found: Any, name: str) -> dict[str, float]:
         try:

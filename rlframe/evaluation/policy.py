@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from rlframe.agents.base import AgentState
 from rlframe.agents.policy import GsdePolicyAgent
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import OBSERVATION
+from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.evaluation.target_policy import TargetPolicy, target_policy
@@ -27,7 +30,7 @@ class Policy:
         self.observation_space, self.action_space = observation_space, action_space
         self._agent = agent
         self._device = next(agent.parameters()).device
-        self._greedy = GreedyPolicy(agent, observation_space, action_space).to(self._device)
+        self.greedy = GreedyPolicy(agent, observation_space, action_space).to(self._device)
         self._rng = np.random.default_rng(seed)
         self._state: Tree = ()
         self._exploring: Tree = ()  # state of the exploration
@@ -44,18 +47,21 @@ class Policy:
         Args:
             reward: of the previous action, a number or [B]; only a policy with model.feed_back uses it.
             explore: act with the exploration noise of training.
+        What only critics see may be left out.
+
         Raises:
             ValueError: the observation does not fit the observation space.
         """
+        observation = _in_entries(observation, self.observation_space)
         single = not _is_batch(observation, self.observation_space)
         rows = map_tree(lambda x: torch.as_tensor(np.asarray(x)).to(self._device), observation)
         rows = map_tree(lambda x: x.unsqueeze(0), rows) if single else rows
         n = len(leaves(rows)[0])
         if n != self._n:
-            self._state, self._n = self._greedy.initial_state(n), n
-            self._exploring = self._greedy.exploration_state(n)
+            self._state, self._n = self.greedy.initial_state(n), n
+            self._exploring = self.greedy.exploration_state(n)
         rewards = torch.as_tensor(np.broadcast_to(np.asarray(reward, np.float32), (n,)).copy()).to(self._device)
-        call = self._explore if explore else self._greedy
+        call = self._explore if explore else self.greedy
         actions, self._state = call(rows, self._state, rewards)
         return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
 
@@ -65,8 +71,14 @@ class Policy:
 
     def _explore(self, rows: Tree, state: Tree, rewards: torch.Tensor) -> tuple[Tree, Tree]:
         noise = map_tree(lambda x: torch.from_numpy(x).to(self._device), self._agent.noise(self._rng, (len(rewards),)))
-        action, state, self._exploring = self._greedy.step(rows, state, rewards, noise, self._exploring)
-        return self._greedy.decode(action), state
+        action, state, self._exploring = self.greedy.step(rows, state, rewards, noise, self._exploring)
+        return self.greedy.decode(action), state
+
+
+def _in_entries(observation: Any, space: Space) -> Any:
+    """An observation alone as the entry of a Dict, whose others an environment of several agents adds."""
+    wanted = isinstance(space, spaces.Dict) and OBSERVATION in space.spaces and not isinstance(observation, Mapping)
+    return {OBSERVATION: observation} if wanted else observation
 
 
 def _is_batch(observation: Any, space: Space) -> bool:
@@ -77,7 +89,10 @@ def _is_batch(observation: Any, space: Space) -> bool:
     """
     match space:
         case spaces.Dict():
-            return all(_is_batch(observation[key], sub) for key, sub in space.spaces.items())
+            given = {key: sub for key, sub in space.spaces.items() if key in observation or key != PRIVILEGED}
+            if missing := [key for key in given if key not in observation]:
+                raise ValueError(f"an observation has no entry {missing[0]!r}: it has {', '.join(observation)}")
+            return all(_is_batch(observation[key], sub) for key, sub in given.items())
         case spaces.Tuple():
             return all(_is_batch(x, sub) for x, sub in zip(observation, space.spaces, strict=True))
     shape, own = np.shape(observation), tuple(space.shape or ())
@@ -142,7 +157,7 @@ class GreedyPolicy(nn.Module):
                 return action
 
     def _inputs(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[AgentInputs, Tree]:
-        observation = _as_agents_see(observation, self.observation_space)
+        observation = _as_agents_see(_complete(observation, self.observation_space, reward), self.observation_space)
         if not self.stateful:
             return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
         return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
@@ -191,6 +206,15 @@ class GreedyPolicy(nn.Module):
         zeros = map_tree(lambda x: x.to(inputs.first.device), zeros)
         params, _, memory = agent.model(inputs, memory)
         return agent.distribution.sample(params, zeros), memory
+
+
+def _complete(observation: Tree, space: Space, like: Tensor) -> Tree:
+    """With zeros [B, ...] for what only critics see, if that is left out; `like`: [B], on the same device."""
+    if not isinstance(space, spaces.Dict) or PRIVILEGED not in space.spaces or PRIVILEGED in observation:
+        return observation
+    zeros = map_tree(torch.from_numpy, canonical.zeros(space[PRIVILEGED]))
+    rows = map_tree(lambda x: x.to(like.device).expand(len(like), *x.shape), zeros)
+    return {**observation, PRIVILEGED: rows}
 
 
 def _as_agents_see(observation: Tree, space: Space) -> Tree:

@@ -35,6 +35,30 @@ def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
     }
 
 
+_OF_AGENTS, _RETURN = "episode/", "/return"  # how environments of several agents name the return of a policy's agents
+
+
+def metric_of(diagnostic: str) -> str:
+    """The metric of a number that an episode has beside its return: env/<name>, or episode/<policy>/return as it is."""
+    return diagnostic if diagnostic.startswith(_OF_AGENTS) else f"env/{diagnostic}"
+
+
+def policy_returns(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean return of each policy's agents, by policy; empty if environments have a single agent."""
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.diagnostics.items():
+            if name.startswith(_OF_AGENTS) and name.endswith(_RETURN):
+                found.setdefault(name.removeprefix(_OF_AGENTS).removesuffix(_RETURN), []).append(value)
+    return {policy: statistics.fmean(values) for policy, values in sorted(found.items())}
+
+
+def evaluated(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Episodes as metrics of an evaluation; in environments of several agents also eval/<policy>/return_mean."""
+    of_policies = {f"eval/{name}/return_mean": value for name, value in policy_returns(trajectories).items()}
+    return {**summarize(list(trajectories), "eval"), **of_policies}
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The episodes that one snapshot played."""
@@ -46,19 +70,20 @@ class Evaluation:
     episodes: Sequence[Trajectory]
 
     def summary(self) -> dict[str, float]:
-        return summarize(list(self.episodes), "eval")
+        return evaluated(self.episodes)
 
     def lines(self) -> str:
         """A line for each episode, and one for all."""
         texts = [
             f"Episode #{number}: return: {episode.return_:.1f} length: {episode.length} {_end(episode)}"
+            + _by_policy([episode])
             for number, episode in enumerate(self.episodes)
         ]
         summary = self.summary()
         texts.append(
             f"{len(self.episodes)} episodes: return {summary[RETURN_MEAN]:.1f} +- {summary['eval/return_std']:.1f} "
             f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
-            f"length {summary['eval/length_mean']:.1f}"
+            f"length {summary['eval/length_mean']:.1f}" + _by_policy(self.episodes)
         )
         return "\n".join(texts)
 
@@ -76,7 +101,7 @@ class Evaluation:
         found = []
         for number, e in enumerate(self.episodes):
             where = (self.run, self.snapshot.name, self.env_steps, number, e.env, self.seeds[e.env])
-            own = {f"env/{name}": value for name, value in e.diagnostics.items()}
+            own = {metric_of(name): value for name, value in e.diagnostics.items()}
             found.append({**dict(zip(_COLUMNS, (*where, e.return_, e.length, _end(e)), strict=True)), **own})
         return found
 
@@ -86,6 +111,12 @@ class Evaluation:
         mean = f"{summary[RETURN_MEAN]:.1f} +- {summary['eval/return_std']:.1f}"
         rest = (f"{summary[f'eval/{name}']:.1f}" for name in ("return_min", "return_max", "length_mean"))
         return (printable(self.run), f"{self.env_steps:,}", str(len(self.episodes)), mean, *rest)
+
+
+def _by_policy(episodes: Sequence[Trajectory]) -> str:
+    """Of episodes with several agents, the mean return of an agent, by policy."""
+    found = policy_returns(episodes)
+    return f"; an agent's: {', '.join(f'{name} {value:.1f}' for name, value in found.items())}" if found else ""
 
 
 def _end(episode: Trajectory) -> str:

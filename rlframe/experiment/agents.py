@@ -14,7 +14,7 @@ from rlframe.core.multi_agent import PolicyMap
 from rlframe.core.parts import ROOTS, part
 from rlframe.models import ModelConfig
 
-OF_POLICY = re.compile(r"agents\.policies\.([^.]+)\..+")
+OF_POLICY = re.compile(r"agents\.policies\.([^.]+)\.(.+)")
 _INHERITED = re.compile(r"(algo|model)(\..*)?")
 _NAME = re.compile(r"\w+")
 
@@ -58,12 +58,32 @@ class AgentsConfig:
 
     def policy_map(self) -> PolicyMap:
         """For the environments."""
-        state = "" if self.global_state == "false" else self.global_state
+        state = {"true": "true", "false": ""}.get(self.global_state.lower(), self.global_state)
         patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
         return PolicyMap(patterns, self.map_function, tuple(self.policies), state)
 
     def learns(self, policy: str) -> bool:
         return not self.train or policy in self.train
+
+
+def named_policies(config: Mapping[str, Any]) -> list[str]:
+    """The names of the policies that have keys of their own in a flat config."""
+    return sorted({match[1] for key in config if (match := OF_POLICY.fullmatch(str(key)))})
+
+
+def check_of_policy(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a key is given that policies with names have each for themselves, in the config of a run."""
+    names = named_policies(config)
+    if names and (key := next((key for key in given if _INHERITED.fullmatch(key)), "")):
+        raise ConfigError(
+            f"{key}: this run has the policies {', '.join(names)}; write agents.policies.{names[0]}.{key}"
+        )
+
+
+def without_policy(key: str) -> str:
+    """A key without the name of one of several policies: agents.policies.red.algo.clip as algo.clip."""
+    match = OF_POLICY.fullmatch(key)
+    return match[2] if match else key
 
 
 def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +95,8 @@ def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
     mapped = [value for key, value in settings.items() if key.startswith("agents.map.")]
     if isinstance(given := settings.get("agents.map"), Mapping):
         mapped += given.values()
+    if wrong := [name for name in map(str, mapped) if not _NAME.fullmatch(name)]:
+        raise ConfigError(f"agents.map: {wrong[0]!r:.60} is no policy's name, which has letters, digits and _ only")
     named = [match[1] for key in settings if (match := OF_POLICY.fullmatch(key))]
     root = {key: value for key, value in settings.items() if _INHERITED.fullmatch(key)}
     root = {"algo": "ppo", **root}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import chz
 import torch
 from gymnasium import Space, spaces
 
@@ -20,7 +18,7 @@ from rlframe.algos.defaults import learns_from
 from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.multi_agent import JointSpace
+from rlframe.core.multi_agent import JointSpace, PolicyMap
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -38,10 +36,10 @@ from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
-from rlframe.experiment.weights import check_weights, load_optimizers, load_weights, of_exploration, saved_agent
+from rlframe.experiment.several import check_agents
+from rlframe.experiment.weights import check_weights, load_optimizers, load_weights, of_exploration, saved_part
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
-from rlframe.record.snapshot import load_snapshot
 from rlframe.replay import OfDatasets
 from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import rewards_for
@@ -93,6 +91,7 @@ class Built:
     precision: str  # fp32 or bf16
     compilation: CompileChoice
     spaces: tuple[Space, Space]  # of observations and actions
+    policies: PolicyMap  # of an environment of several agents
     summary: dict[str, str]  # of what was built, for the log
 
     def learning_call(self, function: Callable[..., _R], *arguments: Any) -> _R:
@@ -134,12 +133,13 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             threads = torch_threads(experiment, affinity, envs.observation_space)
             torch.set_num_threads(threads)
             torch.manual_seed(seed_int(experiment.seed, Role.TORCH))  # of users' networks: dropout
-            check_networks(experiment, envs.observation_space, envs.action_space, device)
-            agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
-            check_batch(experiment, agent, envs.observation_space, envs.action_space)
-            sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
             in_spaces = envs.observation_space, envs.action_space
-            learners = _make_learners(experiment, agent, sampler, in_spaces)
+            check_agents(experiment, in_spaces[0])
+            check_networks(experiment, *in_spaces, device)
+            agent = make_agent(experiment, *in_spaces, device)
+            check_batch(experiment, agent, *in_spaces)
+            sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
+            learners = make_learners(experiment, agent, sampler, in_spaces)
             algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads)
@@ -165,10 +165,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
-    return Built(runner, precision, compilation, in_spaces, summary)
+    return Built(runner, precision, compilation, in_spaces, experiment.agents.policy_map(), summary)
 
 
-def _make_learners(
+def make_learners(
     experiment: Experiment, agent: Agent, sampler: Source, in_spaces: tuple[Space, Space]
 ) -> dict[str, Learner]:
     """The learner of the agent, or of each policy of a Team."""
@@ -181,19 +181,21 @@ def _make_learners(
         own, policy = experiment.of_policy(name, index), agent.agents()[name]
         spec = sampler.batch_spec._replace(B=sampler.batch_spec.B * n)
         if experiment.agents.learns(name):
-            algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]))
+            algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]), name)
         else:
             algo = Frozen(own.algo)
         found[name] = Learner(policy, algo, team=agent)
     return found
 
 
-def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space]) -> Algorithm:
+def _make_algorithm(
+    experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space], policy: str = ""
+) -> Algorithm:
     """The algorithm of an agent whose batches are of this size, with the bonus of its rewards."""
     n_steps = experiment.runner.n_steps
     algo: Algorithm = experiment.algo.make_algorithm(agent, spec, n_steps, experiment.seed)
     if experiment.init_optimizer:
-        load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
+        load_optimizers(algo, saved_part(experiment.init, "algo", policy), experiment.init)
     _check_divided(algo)
     bonus = experiment.reward.bonus
     return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
@@ -363,25 +365,19 @@ def make_agent(
             f"model.norm={model.norm}: this network has no hidden fully connected layer to normalise; give it some "
             f"(model.hidden, or model.image_hidden for images), or leave norm out"
         )
-    if experiment.init and not Path(experiment.init).exists():
-        raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")
     if experiment.init:
-        saved, own = saved_agent(Path(experiment.init), policy), agent.state_dict()
-        check_weights(saved, experiment.init)
+        saved, own = saved_part(experiment.init, "agent", policy), agent.state_dict()
+        source = f"init={experiment.init} of policy {policy}" if policy else experiment.init
+        check_weights(saved, source)
         weights = of_exploration(saved, False) | of_exploration(own, True)  # a new run explores as its config says
-        load_weights(agent, weights, experiment.init)
+        load_weights(agent, weights, source)
     return agent.to(device)
-
-
-def without_init(experiment: Experiment) -> Experiment:
-    """The experiment that starts from random weights, or from those of its own snapshot."""
-    return chz.replace(experiment, init="", init_optimizer=False)
 
 
 def untrained_agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
     """An agent to measure with, on the experiment's device."""
     device = choose_device(experiment.device, affinity.gpus)
     check_networks(experiment, observation_space, action_space, device)
-    agent = make_agent(without_init(experiment), observation_space, action_space, device)
+    agent = make_agent(experiment.without_init(), observation_space, action_space, device)
     check_batch(experiment, agent, observation_space, action_space)
     return agent

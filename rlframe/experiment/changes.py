@@ -9,6 +9,7 @@ from typing import Any
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import Part, known_keys
 from rlframe.core.schedule import accepts_schedule
+from rlframe.experiment.agents import OF_POLICY, named_policies
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import long_key
 from rlframe.experiment.settings import to_flat
@@ -23,13 +24,22 @@ _IN_STATE = (  # numbers that the state is of
     *("algo.v_min", "algo.v_max", "algo.explore.log_std", "algo.optimizer.momentum"),
 )
 WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
-WHAT_CAN += f"and {', '.join(_COUNTS)}"
+WHAT_CAN += f"and {', '.join(_COUNTS)}; of each policy, if they have names (agents.policies.red.algo.learning_rate)"
 
 
 def can_change(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether a run with this flat config can change a key at a snapshot; `key`: its full name."""
+    """Whether a run with this flat config can change a key at a snapshot; `key`: its full name.
+
+    Where policies have names, their own keys are in the place of the run's.
+    """
     field = known_keys(Experiment, config).get(key)
     if field is None or isinstance(field, Part | type):
+        return False
+    of_policy, policies = OF_POLICY.fullmatch(key), named_policies(config)
+    if of_policy:
+        prefix, key = key.removesuffix(of_policy[2]), of_policy[2]
+        config = {name.removeprefix(prefix): x for name, x in config.items() if name.startswith(prefix)}
+    elif policies and key.startswith("algo."):
         return False
     is_number = accepts_schedule(field) or field.final_type is float
     in_state = {*_IN_STATE, *(["algo.temperature"] if config.get("algo.learn_temperature") else [])}

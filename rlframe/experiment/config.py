@@ -188,6 +188,12 @@ class Experiment:
         seed = seed_int(self.seed, Role.POLICY, index) if index else self.seed
         return chz.replace(self, algo=own.algo, model=own.model, init=own.init or self.init, seed=seed)
 
+    def without_init(self) -> Experiment:
+        """The experiment that starts from random weights, or from those of its own snapshot."""
+        policies = {name: chz.replace(each, init="") for name, each in self.agents.policies.items()}
+        agents = chz.replace(self.agents, policies=policies)
+        return chz.replace(self, init="", init_optimizer=False, agents=agents)
+
     def on_ray(self) -> bool:
         """Whether a part of it is in actors of Ray."""
         replays = (value for _, value, _ in values_of(self.algo) if isinstance(value, ReplayConfig))
@@ -261,12 +267,31 @@ def _check_data(experiment: Experiment) -> None:
         )
 
 
+def _check_policies(experiment: Experiment) -> None:
+    """Raise ConfigError unless the algorithms of several policies can learn here, and side by side."""
+    for name, policy in experiment.agents.policies.items():
+        algo, kind, key = policy.algo, learns_from(policy.algo), f"agents.policies.{name}.algo"
+        if kind == "episodes":
+            raise ConfigError(f"{key}={_kind('algo', algo)} learns from whole episodes of a single agent; use another")
+        if kind == "replay" and not algo.replay.is_live():
+            raise ConfigError(f"{key}.replay.live=0: the rows of its agents would be lost; use {key}.replay.live=0.5")
+        if experiment.learners > 1 and experiment.n_samplers == 1:
+            n, rows = experiment.learners, getattr(algo, "batch_size", 0)
+            if kind != "replay" or rows % n:
+                has = f"batch_size={rows}" if rows else "no replay"
+                raise ConfigError(
+                    f"learners={n} divides the rows of updates from replay, and {key}={_kind('algo', algo)} has {has}; "
+                    f"use learners=1, or world_size={n}"
+                )
+
+
 def check_parts(experiment: Experiment) -> None:
     """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
     _check_data(experiment)
     _check_recording(experiment)
     _check_places(experiment)
+    _check_policies(experiment)
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = _kind("algo", algo)

@@ -7,7 +7,7 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from rlframe.core.config import AUTO, accepts_auto, nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.parts import Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
-from rlframe.envs.make import registered_envs
+from rlframe.envs.known import registered_envs
+from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_preset, preset_names
 from rlframe.experiment.settings import long_keys
@@ -82,11 +83,25 @@ def describe_keys(experiment: Experiment) -> str:
 
 
 def show_keys(experiment: Experiment, sources: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """For --show: every key with its value and where that comes from: the first of `sources` that has it."""
+    """For --show: every key with its value and where that comes from: the first of `sources` that has it.
+
+    What a policy has not of its own comes from the run's key.
+    """
     keys = [*keys_of(experiment)]
     longest = max(len(f"{key.name}={key.value}") for key in keys)
-    found = [(key, next((name for name, given in sources if _has(given, key)), "default")) for key in keys]
-    return "\n".join(f"{f'{key.name}={key.value}'.ljust(longest)}  {source}" for key, source in found)
+    found = [(key, _source_of(key, sources)) for key in keys]
+    values, lines = {key.name: key.value for key in keys}, []
+    for key, source in found:
+        plain = without_policy(key.name)
+        if source == "default" and plain != key.name and values.get(plain) == key.value:
+            inherited = _source_of(replace(key, name=plain), sources)
+            source = f"{inherited}, {plain}" if inherited != "default" else source
+        lines.append(f"{f'{key.name}={key.value}'.ljust(longest)}  {source}")
+    return "\n".join(lines)
+
+
+def _source_of(key: Key, sources: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    return next((name for name, given in sources if _has(given, key)), "default")
 
 
 def _has(given: Mapping[str, Any], key: Key) -> bool:

@@ -17,6 +17,7 @@ from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.evaluation.policy import Policy
+from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 from rlframe.experiment.build import Built
 from rlframe.record.context import logger_context
 from rlframe.record.directory import write_params
@@ -75,9 +76,9 @@ class LiveRun:
         return self.runner.sampler
 
     @property
-    def policy(self) -> Policy:
-        """Acts with the agent as it is: `run.policy.act(observation)`."""
-        return Policy(self.agent, *self._built.spaces)
+    def policy(self) -> Policy | TeamPolicy:
+        """Acts with the agent as it is: `run.policy.act(observation)`; of several policies, all (see load_policy)."""
+        return policy_of(self.agent, self._built.spaces, self._built.policies)
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:

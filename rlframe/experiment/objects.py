@@ -18,6 +18,7 @@ from rlframe.core.objects import ObjectName, can_import, name_of
 from rlframe.core.parts import GROUPS, Part, find_attribute, known_keys, part_at, part_name, values_of
 from rlframe.envs.given import settings_of
 from rlframe.envs.make import resolve
+from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 
 _ENVS = ("env", "eval.env")
@@ -31,8 +32,11 @@ _SINGLE = {
     "eval.function": "a function of (policy, make_env)",
     "model.encoder": "a name, or the class of a torch.nn.Module, or a function of the observation space",
     "model.distribution": "a name, or the class of a rlframe.distributions.Distribution, or a function of the shape",
+    "agents.map_function": "policies of agents by name, or a function of (agent, episode) that returns a policy",
+    "agents.global_state": "true, or a function of the agents' observations, {agent: observation}, for critics alone",
 }
 _WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE}
+_MAP = "agents.map"
 NOT_OF_POLICY = ("callbacks", "sampler.statistics", "loggers")  # the keys with names that trained agents do without
 _SHORT = ("explore", "replay")  # the keys of these parts may be written without algo.
 
@@ -80,13 +84,17 @@ def _named(key: str, value: Any, part: Part | None) -> Iterator[tuple[str, Any]]
         yield from _named_fields(GROUPS.get(key, key), value)
     elif key in _ENVS:
         yield from settings_of(value, key).items()
+    elif key == _MAP and not isinstance(value, str | Mapping):
+        yield f"{_MAP}_function", _name(key, value, _SINGLE[f"{_MAP}_function"])
+    elif key == "agents.global_state" and isinstance(value, bool):
+        yield key, str(value).lower()
     elif key in _LISTS:
         each = value.strip("[] ").split(",") if isinstance(value, str) else value
         each = each if isinstance(each, list | tuple) else [each]
         names = [one.strip() if isinstance(one, str) else one for one in each if one != ""]
         yield key, [_name(key, name, _LISTS[key]) for name in names]
-    elif key in _SINGLE:
-        yield key, _name(key, value, _SINGLE[key])
+    elif (own := without_policy(key)) in _SINGLE:
+        yield key, _name(key, value, _SINGLE[own])
     elif inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, partial | ModuleType):
         yield key, ObjectName(name_of(value), value, key)  # the key itself may be wrong: see check_objects
     else:
@@ -145,7 +153,8 @@ def check_objects(settings: Mapping[str, Any], known: Mapping[str, Any]) -> None
     """Raise ConfigError if a key that takes no objects has one. `known`: see known_keys."""
     for key, value in settings.items():
         around = known.get(key.removesuffix(".name"))
-        if isinstance(value, ObjectName) and not (key in (*_ENVS, *_WANTED) or isinstance(around, Part)):
+        takes_one = without_policy(key) in (*_ENVS, *_WANTED) or isinstance(around, Part)
+        if isinstance(value, ObjectName) and not takes_one:
             raise ConfigError(f"{key}={value} is an object, and this key takes none; give a plain value")
 
 
@@ -178,7 +187,7 @@ def recorded(
     found, known = dict(config), known_keys(Experiment, {**config, **given})
     for key, value in config.items():
         part = x if isinstance(x := known.get(key), Part) else None
-        if key in given or key in without or not value or not (part or key in (*_ENVS, *_WANTED)):
+        if key in given or key in without or not value or not (part or without_policy(key) in (*_ENVS, *_WANTED)):
             continue
         for text in value if isinstance(value, list) else [value]:
             try:

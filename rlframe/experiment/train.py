@@ -20,7 +20,7 @@ from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
-from rlframe.experiment.build import Built, build, choose_device, without_init
+from rlframe.experiment.build import Built, build, choose_device
 from rlframe.experiment.changes import changed_at
 from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment, check_parts, share_of, whole_of
@@ -29,6 +29,7 @@ from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.resumable import is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
+from rlframe.experiment.weights import agents_in
 from rlframe.record import current_run, logger_context
 from rlframe.record.directory import run_directory
 from rlframe.record.rank_state import list_snapshots
@@ -98,7 +99,7 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
     with ExitStack() as until_closed:
         until_closed.enter_context(env_vars_set(experiment.env_vars))
         resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
-        settings = without_init(resolved.experiment) if found else resolved.experiment
+        settings = resolved.experiment.without_init() if found else resolved.experiment
         built = build(settings, resolved.affinity)
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
@@ -140,7 +141,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
         state = _common_state(found, ranks) if found else {}
         placed = chz.replace(experiment, log_dir=resume or experiment.log_dir)
-        settings = without_init(resolved.experiment) if state else resolved.experiment  # state has the weights
+        settings = resolved.experiment.without_init() if state else resolved.experiment  # state has the weights
         with (
             build(settings, resolved.affinity) as built,
             logger_context(config=config, resume=bool(resume), **_record_of(placed)) as run,
@@ -188,7 +189,7 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     found = load_newest(Path(run), rank)
     if not isinstance(found[1], dict) or not found[1]:
         raise SnapshotError(f"{found[0]} holds no training state; init= takes weights from it, if it has any")
-    check_network(read_json(Path(run) / "params.json").get("config", {}), found[1].get("agent"), str(found[0]))
+    check_network(read_json(Path(run) / "params.json").get("config", {}), agents_in(found[1]), str(found[0]))
     return found
 
 

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
+from rlframe.experiment.agents import OF_POLICY
 from rlframe.experiment.objects import is_object
 from rlframe.record.loggers import LOGGERS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
+_MAX_POLICIES = 1 << 10
 _FEW_WEIGHTS = 1 << 22  # never too many, whatever a snapshot holds
 _BONUS_LAYERS = "reward.bonus.hidden"  # of no weights that a policy has
 _LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden", _BONUS_LAYERS), 100
@@ -116,7 +118,7 @@ def check_sync(config: Mapping[str, Any], given: Mapping[str, Any], source: str,
 def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
     """Raise ConfigError if the config describes a network far larger than a snapshot's weights, before it is made."""
     held = sum(x.numel() for x in weights.values() if isinstance(x, Tensor)) if isinstance(weights, Mapping) else 0
-    n_weights = _count_weights({key: value for key, value in config.items() if key != _BONUS_LAYERS})
+    n_weights = sum(map(_count_weights, _networks({key: x for key, x in config.items() if key != _BONUS_LAYERS})))
     if n_weights > max(held, _FEW_WEIGHTS):
         raise ConfigError(f"{source} holds another network: {held:,} weights, and the config at least {n_weights:,}")
 
@@ -124,7 +126,10 @@ def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
 def foreign(config: Mapping[str, Any], most_weights: int = _MAX_WEIGHTS) -> list[str]:
     """The entries of a config, key=value, that run foreign code, set variables, read files or need much memory."""
     found = [f"{_shown(key)}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
-    n_weights = _count_weights(config)
+    networks = _networks(config)
+    if len(networks) > _MAX_POLICIES:
+        return [*found, f"agents.policies.*: {len(networks):,} policies"]
+    n_weights = sum(map(_count_weights, networks))
     return [*found, f"model.*: at least {n_weights:,} weights"] if n_weights > most_weights else found
 
 
@@ -196,6 +201,15 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts(each)
+
+
+def _networks(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What describes the networks of a config: its own keys, or those of each policy that has a name."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in config.items():
+        if match := OF_POLICY.fullmatch(str(key)):
+            found.setdefault(match[1], {})[match[2]] = value
+    return [*found.values()] if len(found) > 1 else [config, *found.values()]
 
 
 def _count_weights(config: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,18 +17,24 @@ from typing import Any
 
 import chz
 import torch
+from gymnasium import Space
 
+from rlframe.agents import Agent
+from rlframe.agents.team import Team
+from rlframe.algos import Algorithm
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import read_json
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec
-from rlframe.experiment.build import untrained_agent
+from rlframe.experiment.build import make_learners, untrained_agent
 from rlframe.experiment.config import Experiment, share_of
 from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import learning_in
 from rlframe.record.directory import replace_file
 from rlframe.replay.make import small_size
+from rlframe.runners import Learner
+from rlframe.runners.learner import Learners
 from rlframe.samplers import serial
 from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import RankInfo, join, launch_ranks
@@ -38,7 +44,14 @@ _ROUNDS = 3  # measurements of each way
 _MIN_S = 0.1  # of a measurement
 _WARM_ROUNDS = 1  # not counted: memory is touched first, and kernels are made
 _REPLAY_ROWS = 20_000  # of the trial's replay: sampling from it takes as long as from a larger one
-_SAME = ("env", "model.", "algo", "precision", "sampler.batch_")  # prefixes of what decides the time of a step
+_SAME = (
+    "env",
+    "model.",
+    "algo",
+    "agents.",
+    "precision",
+    "sampler.batch_",
+)  # prefixes of what decides the time of a step
 _MOST_REMEMBERED = 500  # experiments
 _BUSY = 0.5  # CPUs that others use, above which a measurement is not remembered
 
@@ -139,36 +152,54 @@ class _Trial:
             envs = opened.enter_context(closing(config.make_envs(experiment.env_config(), seed, ())))
             agent = untrained_agent(experiment, affinity, envs.observation_space, envs.action_space)
             self.sampler = config.make_sampler(envs, agent, seed)
-            spec = self.sampler.batch_spec
             try:
-                algo = _learning_at_once(experiment.algo, spec)
-                self.algo = algo.make_algorithm(agent, spec, experiment.runner.n_steps, seed)
+                self.learners = Learners(self._learners(experiment, agent, (envs.observation_space, envs.action_space)))
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             opened.pop_all()
 
+    def _learners(self, experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> Mapping[str, Learner]:
+        spec = self.sampler.batch_spec
+        if isinstance(agent, Team):
+            at_once = experiment.without_init()
+            policies = {
+                name: chz.replace(own, algo=_learning_at_once(own.algo, spec))
+                for name, own in experiment.agents.policies.items()
+            }
+            agents = chz.replace(at_once.agents, policies=policies)
+            at_once = chz.replace(at_once, algo=_learning_at_once(at_once.algo, spec), agents=agents)
+            return make_learners(at_once, agent, self.sampler, in_spaces)
+        algo = _learning_at_once(experiment.algo, spec)
+        return {"agent": Learner(agent, algo.make_algorithm(agent, spec, experiment.runner.n_steps, experiment.seed))}
+
     def seconds_per_step(self) -> float:
         """Measure batches and all their updates; if one batch calls for many updates, measure a part of them."""
-        progress, ranks, spent = self.algo.progress, current_ranks(), 0.0
-        before = progress.env_steps
+        learners, ranks, spent = self.learners, current_ranks(), 0.0
+        before = learners.env_steps
         with learning_in(self.precision):
-            while ranks.broadcast(spent < _MIN_S or progress.env_steps == before):
-                spent += _timed(self._batch)
-                due, made, learning = self.algo.updates_due(), 0, 0.0
-                while self.algo.updates_due() and ranks.broadcast(learning < _MIN_S):
-                    learning += _timed(self.algo.update)
-                    made += 1
-                spent += learning * due / max(made, 1)
-                if made < due:
-                    self.algo.drop_updates()
-        return spent / (progress.env_steps - before)
+            while ranks.broadcast(spent < _MIN_S or learners.env_steps == before):
+                spent += _timed(self._batch) + sum(map(_seconds_of_updates, learners.algos().values()))
+        return spent / (learners.env_steps - before)
 
     def _batch(self) -> None:
-        self.algo.prefetch()
-        self.algo.receive(self.sampler.collect())
+        for algo in self.learners.algos().values():
+            algo.prefetch()
+        for learner, samples in self.learners.batches(self.sampler.collect()):
+            learner.algo.receive(samples)
 
     def close(self) -> None:
         self.sampler.close()
+
+
+def _seconds_of_updates(algo: Algorithm) -> float:
+    """Seconds that the updates take that are due; of many, a part of them is made."""
+    due, made, learning = algo.updates_due(), 0, 0.0
+    while algo.updates_due() and current_ranks().broadcast(learning < _MIN_S):
+        learning += _timed(algo.update)
+        made += 1
+    if made < due:
+        algo.drop_updates()
+    return learning * due / max(made, 1)
 
 
 def _timed(function: Callable[[], Any]) -> float:

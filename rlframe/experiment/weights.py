@@ -11,23 +11,57 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.optimizer_step import OptimizerStep
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
-from rlframe.experiment.agents import OF_POLICY
+from rlframe.experiment.agents import named_policies
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot
 
 
-def saved_agent(path: Path, policy: str) -> Any:
-    """The weights in a snapshot: of its agent, or if it has several policies, of the one of this name."""
-    newest = resolve_snapshot(path)
-    several = policies_in(read_json(params_of(newest)).get("config", {})) if policy else []
-    return load_snapshot(path, key=f"agent/{policy}" if policy in several else "agent")[0]
+def saved_part(init: str, part: str, policy: str) -> Any:
+    """The weights in a snapshot that `init` names, or what else is `part` of it.
+
+    Args:
+        init: a run directory or snapshot; with :NAME, the policy of that name in it.
+        part: agent, or algo.    policy: whose it is to be; of a run with several policies, the one of this name.
+    Raises:
+        ConfigError: there is no such directory, or the run has several policies, and none of this name.
+    """
+    path, _, named = init.rpartition(":") if ":" in init and not Path(init).exists() else (init, "", "")
+    if not Path(path).exists():
+        raise ConfigError(f"init={init}: there is no such run directory or snapshot")
+    several, wanted = policies_at(Path(path)), named or policy
+    if not several and not named:
+        return load_snapshot(Path(path), key=part)[0]
+    if not several:
+        raise ConfigError(f"init={init}: that run has one policy, without a name; use init={path}")
+    if wanted not in several:
+        own = f" of policy {policy}" if policy else ""
+        raise ConfigError(
+            f"init={init}{own}: that run has the policies {', '.join(several)}, and none is {wanted}; name one of "
+            f"them: init={path}:{several[0]}"
+        )
+    return load_snapshot(Path(path), key=f"{part}/{wanted}")[0]
+
+
+def policies_at(path: Path) -> list[str]:
+    """The names of the policies of a run, by directory or snapshot; none if that is missing, or a snapshot alone."""
+    try:
+        params = params_of(resolve_snapshot(path))
+    except (ConfigError, SnapshotError):
+        return []
+    return policies_in(read_json(params).get("config", {}))
 
 
 def policies_in(config: Mapping[str, Any]) -> list[str]:
-    """The names of the policies in the config of a run; none if there is one that has no name."""
-    found = dict.fromkeys(match[1] for key in config if (match := OF_POLICY.fullmatch(key)))
-    return sorted(found) if len(found) > 1 else []
+    """The names of the policies in the config of a run; none if there is one alone, which has no name in snapshots."""
+    found = named_policies(config)
+    return found if len(found) > 1 else []
+
+
+def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """All weights of the agents in the state of a run, with different names."""
+    found = {key: part for key, part in state.items() if key == "agent" or key.startswith("agent/")}
+    return {f"{key}.{name}": x for key, part in found.items() if isinstance(part, Mapping) for name, x in part.items()}
 
 
 def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:

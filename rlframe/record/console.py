@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -109,12 +110,16 @@ class PlainConsole(Console):
             self._say({"env_steps": env_steps}, True)
 
 
+_SCORE = re.compile(r"episode/(?!agent/)[^/]+/return_mean")  # of one of several agents or policies
+
+
 def key_metrics(row: Mapping[str, float]) -> list[str]:
     """The names of a row's step, scores, losses and entropy, which fit on one line."""
     step = "env_steps" if row["env_steps"] or not row.get("updates") else "updates"
     first = [name for name in (step, "episode/return_mean", "eval/return_mean") if name in row]
+    scores = [name for name in row if _SCORE.fullmatch(name)]
     losses = [name for name in row if name.startswith("algo/") and name.endswith(("loss", "/entropy"))]
-    return [name for name in first + losses if not math.isnan(row[name])]
+    return [name for name in first + scores + losses if not math.isnan(row[name])]
 
 
 def format_number(value: float) -> str:

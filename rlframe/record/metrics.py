@@ -21,6 +21,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "env_steps": "valid environment steps so far, over all ranks: the x-axis of everything (steps); of several "
         "learners, those of the one that has most",
         "updates": "optimizer updates so far (updates)",
+        "agent_steps": "steps of agents so far, over all ranks, in environments of several agents (steps)",
         "episode/return_mean": "mean return of the last 100 training episodes, with unclipped rewards",
         "episode/return_mean_greediest": "the same of the eighth of the environments that explores least, where levels "
         "of exploration differ between environments",
@@ -33,6 +34,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "episode/discounted_return_mean": "mean over those episodes of the discounted return from their first step",
         "episode/nonzero_rewards_mean": "mean number of rewards that are not 0 in those episodes",
         "episode/count": "training episodes finished so far (episodes)",
+        "episode/<policy>/return_mean": "mean return of an agent of this policy in those episodes, in environments of "
+        "several agents; agent is the only policy",
         "env/<info name>": "mean over the last 100 training episodes of a number in the environment's info: its "
         "mean over the episode, or what its name ends in: _sum, _last, _min, _max",
         "eval/return_mean": "mean return of the evaluation episodes, in separate environments",
@@ -45,6 +48,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval/normalized_score": "100 (eval/return_mean - random) / (expert - random), by the dataset's scores of both",
         "eval/return_best": "highest eval/return_mean so far",
         "eval/since_best": "evaluations since that one (evaluations)",
+        "eval/<policy>/return_mean": "mean return of an agent of this policy in the evaluation episodes, in "
+        "environments of several agents; agent is the only policy",
         "eval/n_episodes": "episodes in the evaluation (episodes)",
         "eval/restarts": "worker processes of the evaluation replaced since the start (processes)",
         "estimate/<method>": "expected discounted return of the agent with its noise, estimated from a dataset",
@@ -134,6 +139,11 @@ def of_learner(name: str, learner: str) -> str:
     return "/".join(part for part in (group, learner, rest) if part)
 
 
+def without_learner(name: str) -> str:
+    """The name of a metric without that of one of several learners."""
+    return f"{name.partition('/')[0]}/{name.rpartition('/')[2]}"
+
+
 def step_of(row: Mapping[str, float]) -> int:
     """Where a row, or a snapshot, stands in its run: its env_steps, or its updates where no environment is stepped."""
     return int(row["env_steps"] or row.get("updates", 0))
@@ -144,7 +154,7 @@ def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     merged = dict(rows[0])
     for name in dict.fromkeys(name for row in rows for name in row):
         found = [row[name] for row in rows if name in row]
-        plain = f"{name.partition('/')[0]}/{name.rpartition('/')[2]}"  # without the name of a learner
+        plain = without_learner(name)
         if plain in _SUMMED:
             merged[name] = sum(found)
         elif plain in _LARGEST:

@@ -11,7 +11,7 @@ from typing import Any
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, StateLost
 from rlframe.core.files import disk_error
-from rlframe.record.metrics import METRICS, step_of
+from rlframe.record.metrics import METRICS, step_of, without_learner
 from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
 from rlframe.record.snapshot import (
     OtherRanks,
@@ -78,7 +78,7 @@ class SnapshotPolicy:
     def check(self, row: Mapping[str, float]) -> None:
         """Raise ConfigError unless the metric `best` is in the row or may appear in a later one (see `_LATE`)."""
         name = self.best.removeprefix("-")
-        may_come = name.startswith("env/") or (name in METRICS and name.startswith(_LATE))
+        may_come = name.startswith("env/") or (without_learner(name) in METRICS and name.startswith(_LATE))
         may_come |= name.startswith("eval/") and not any(each.startswith("eval/") for each in row)  # none was due yet
         may_come |= name.startswith("algo/") and not row.get("updates")  # of the user's own algorithm
         if name and name not in row and not may_come:

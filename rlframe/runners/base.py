@@ -248,9 +248,9 @@ class Runner(ABC):
                 learner.algo.receive(samples)
             self.log.metrics.learner = ""
         self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
-        for _, samples in batches:
+        for learner, samples in batches:
             if samples.valid.numel():  # none where there are no environments
-                self.callbacks.call("on_batch", samples)
+                self.callbacks.call_of(learner.name, "on_batch", samples)
 
     def update(self, learner: Learner) -> None:
         """Make one update.
@@ -268,7 +268,7 @@ class Runner(ABC):
             skip_update(learner, metrics, self.options.nonfinite, first=not self.skips_updates)
             self.skips_updates = True
         self.log.metrics.add(named := learner.named({f"algo/{name}": value for name, value in metrics.items()}))
-        self.callbacks.call("on_update", named)
+        self.callbacks.call_of(learner.name, "on_update", named)
         if self.ranks.world_size > 1 and (found := self._statistics[learner.name]):
             self.ranks.average(found, 1.0)
 

@@ -49,6 +49,11 @@ class Callback:
             raise RuntimeError(f"{name_of(self)} is not training yet; its runner is available from on_start on")
         return self._runner
 
+    @property
+    def learner(self) -> str:
+        """In `on_batch` and `on_update`, which of several learners, such as policies, they are about; else empty."""
+        return self.runner.callbacks.learner
+
     def log(self, name: str, value: Tensor | float) -> None:
         """Log a metric: the row of the log has the mean of the interval's values.
 
@@ -74,7 +79,9 @@ class Callback:
         """Training starts, or continues after a resume; `state_dict` has been loaded."""
 
     def on_batch(self, samples: Samples) -> None:
-        """The algorithm has received a batch. `samples` is valid until the next batch: copy what you keep.
+        """An algorithm has received a batch, of several the one of `learner`.
+
+        `samples` is valid until the next batch: copy what you keep.
 
         Not called on learners without environments (learners=N with replay).
         """
@@ -116,6 +123,7 @@ class Callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"callbacks must be instances of rlframe.runners.Callback, got {callback!r}")
         self.all = tuple(callbacks)
+        self.learner = ""  # that hooks are being called for; empty: the only one
         self.stop_reason = ""  # the first request to stop; empty: none
         self._by_hook = {
             hook: [each for each in self.all if getattr(type(each), hook) is not getattr(Callback, hook)]
@@ -126,6 +134,12 @@ class Callbacks:
         """Call a hook of every callback that overrides it; see `call_each`."""
         for callback in self._by_hook[hook]:
             _call(callback, hook, *arguments)
+
+    def call_of(self, learner: str, hook: str, *arguments: Any) -> None:
+        """Call a hook about one of several learners, by name."""
+        self.learner = learner
+        self.call(hook, *arguments)
+        self.learner = ""
 
     def call_each(self, hook: str, values: Iterable[Any]) -> None:
         """Call a hook of every callback that overrides it, once for each value.

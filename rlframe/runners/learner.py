@@ -126,8 +126,8 @@ class Learners(dict[str, Learner]):
         """The agents that samplers act with."""
         return list({id(acts): acts for each in self.values() for acts in (each.team or each.agent,)}.values())
 
-    def algos(self) -> list[Algorithm]:
-        return [learner.algo for learner in self.values()]
+    def algos(self) -> dict[str, Algorithm]:
+        return {name: learner.algo for name, learner in self.items()}
 
     def counters(self) -> dict[str, float]:
         """The metrics of the algorithms' states."""

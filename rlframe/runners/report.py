@@ -22,7 +22,7 @@ from rlframe.core.errors import PartError, ReadableError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import Result
-from rlframe.evaluation.report import summarize
+from rlframe.evaluation.report import metric_of, summarize
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.rank_state import RankEntry, write_rank_state
@@ -82,7 +82,7 @@ class TrainingLog:
             "return": episode.return_,
             "length": episode.length,
             "end": "terminated" if episode.terminated else "truncated",
-            **{_metric_of(name): value for name, value in episode.diagnostics.items()},
+            **{metric_of(name): value for name, value in episode.diagnostics.items()},
         }
 
     def record_episodes(self) -> None:
@@ -137,7 +137,7 @@ class TrainingLog:
         for trajectory in recent:
             for name, value in trajectory.diagnostics.items():
                 values.setdefault(name, []).append(value)
-        return {**row, **{_metric_of(name, "_mean"): sum(each) / len(each) for name, each in values.items()}}
+        return {**row, **{_mean_of(name): sum(each) / len(each) for name, each in values.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -161,9 +161,10 @@ class TrainingLog:
         self.least_exploring.extend(Trajectory(*row) for row in state["least_exploring"])
 
 
-def _metric_of(diagnostic: str, suffix: str = "") -> str:
-    """The metric of a diagnostic: env/<name>, or what it says itself of an episode's agents, with a suffix."""
-    return f"{diagnostic}{suffix}" if diagnostic.startswith("episode/") else f"env/{diagnostic}"
+def _mean_of(diagnostic: str) -> str:
+    """The metric of a diagnostic's mean over episodes: env/<name>, or episode/<policy>/return_mean."""
+    metric = metric_of(diagnostic)
+    return metric if metric.startswith("env/") else f"{metric}_mean"
 
 
 def _gpu_usage() -> dict[str, float]:

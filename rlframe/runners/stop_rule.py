@@ -14,6 +14,7 @@ from typing import Any
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.record import METRICS
+from rlframe.record.metrics import without_learner
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -79,7 +80,7 @@ class StopRule:
 
     def needs(self, group: str) -> str:
         """A metric of rlframe's in this group without one of which it cannot hold; empty if it can."""
-        known = [name for name in self.names if name.startswith(f"{group}/") and name in METRICS]
+        known = [name for name in self.names if name.startswith(f"{group}/") and without_learner(name) in METRICS]
         used = [[x for left, _, right in way for x in (left, right)] for way in self._tree.holds]
         return known[0] if known and all(any(name in way for name in known) for way in used) else ""
 
@@ -149,7 +150,8 @@ class StopRule:
     def _check(self, name: str) -> None:
         group = name.partition("/")[0]
         own = "/" in name and (group in _OPEN_GROUPS or not any(each.startswith(f"{group}/") for each in METRICS))
-        if name not in METRICS and not own:
+        of_learner = name.count("/") == 2 and without_learner(name) in METRICS
+        if name not in METRICS and not own and not of_learner:
             raise ConfigError(f"stop={self.text[:200]!r}: there is no metric {name!r}{nearest(name, METRICS)}")
 
 

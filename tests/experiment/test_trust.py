@@ -9,7 +9,7 @@ import pytest
 from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat, to_flat
-from rlframe.experiment.trust import foreign, read_config
+from rlframe.experiment.trust import check_network, foreign, read_config
 from rlframe.record.snapshot import resolve_snapshot, self_hash
 
 
@@ -57,13 +57,21 @@ EVIL: list[dict[str, Any]] = [
     {"sampler.batch_T": "1e12"},
     {"eval.n_envs": 10**9},
     {"threads": 10**9},
+    {"agents.map_function": "evil:policy_of"},
+    {"agents.map": "evil:policy_of"},
+    {"agents.map.red_*": "evil:red"},
+    {"agents.global_state": "evil:state"},
+    {"agents.policies.red.algo": "evil.algo"},
+    {"agents.policies.red.model.encoder": "evil:Encoder"},
+    {"agents.policies.red.model.hidden": [1] * 1_000},
+    {f"agents.policies.p{i}.algo": "ppo" for i in range(2_000)},
     {"env_kwargs": "[" * 5_000},
     {"env_kwargs.x": "{a: &a [1, 1], b: &b [*a, *a], c: [*b, *b]}"},
     {"env_kwargs.x": "[" + "1, " * 5_000 + "]"},
 ]
 
 
-@pytest.mark.parametrize("changes", EVIL, ids=str)
+@pytest.mark.parametrize("changes", EVIL, ids=lambda changes: str(changes)[:100])
 def test_foreign_entries_are_named_and_refused_unless_trusted(
     run: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +81,15 @@ def test_foreign_entries_are_named_and_refused_unless_trusted(
     key = next(iter(changes)).replace("__", ".")
     assert key.partition(".")[0] in str(caught.value)
     assert read_config(run / "params.json", trust=True)
+
+
+def test_the_weights_of_all_policies_count() -> None:
+    one = {"agents.policies.red.model.hidden": [10_000, 10_000]}
+    two = {f"agents.policies.{name}.model.hidden": [12_000, 12_000] for name in ("red", "blue")}
+    assert not foreign(one)
+    assert foreign(two) == ["model.*: at least 288,048,000 weights"]
+    with pytest.raises(ConfigError, match="holds another network: 0 weights, and the config at least 288,048,000"):
+        check_network(two, {}, "here")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "resume", "again"])

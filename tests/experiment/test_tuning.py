@@ -49,6 +49,18 @@ def chosen(experiment: Experiment, threads: int = 2) -> tuple[Way, str]:
     return fastest(experiment, affinity_of(experiment, 0, 1), ways_to_learn(experiment, threads))
 
 
+def test_a_measurement_has_the_updates_of_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpe2")
+    measured, seconds_of = set(), tuning._seconds_of_updates
+    monkeypatch.setattr(
+        tuning, "_seconds_of_updates", lambda algo: measured.add(type(algo).__name__) or seconds_of(algo)
+    )
+    tag = {"agents.map.adversary_*": "pred", "agents.map.agent_*": "prey", "agents.policies.prey.algo": "dqn"}
+    way, _ = chosen(from_flat({**SMALL, **tag, "env": "mpe2/simple_tag_v3", "algo": "a2c", "threads": "auto"}))
+    assert way in (Way(1, 1), Way(1, 2))
+    assert measured == {"A2C", "DQN"}
+
+
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_the_fastest_number_of_threads_is_chosen_with_its_reason(algo: str) -> None:
     before = torch.get_num_threads()

@@ -32,12 +32,18 @@ XQC = f"model.norm=batch {NORM_INPUT} model.unit_rows=true algo.value=categorica
 REDQ = "algo.n_critics=4 algo.n_target_critics=2 algo.policy_from=mean"
 DROQ = "model.critic.norm=layer model.critic.dropout=0.1"
 TQC = "algo.value=quantile algo.n_atoms=5 algo.target_from=truncated algo.drop_atoms=1"
+TAG = "env=mpe2/simple_tag_v3 agents.map.adversary_*=pred agents.map.agent_*=prey agents.policies.prey.algo=dqn"
+TAG += " agents.policies.pred.model.memory=lstm agents.policies.pred.model.memory_size=8"
+for word in ("learning_starts=20", "replay.size=300", "batch_size=8", "replay_ratio=1", "prioritized=true"):
+    TAG += f" agents.policies.prey.algo.{word}"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
     "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
     "ppo_wrapped": f"{PPO} {PICTURES} {WRAPPED} {CONVOLUTIONS} {ON_POLICY}",
+    "several_policies": f"{PPO} {TAG} {ON_POLICY}",
+    "agents_in_turn": f"{PPO} env=classic/connect_four_v3 {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
     "pqn": f"{PQN} {CARTPOLE} model.norm=layer {ON_POLICY}",
     "pqn_lstm": f"{PQN} {CARTPOLE} algo.explore=noisy model.memory=lstm model.memory_size=8 {ON_POLICY}",

@@ -29,6 +29,8 @@ ENVS = {
     "pendulum": "env=Pendulum-v1 env_kwargs.max_episode_steps=60",
     "cheetah": "env=HalfCheetah-v5 env_backend=python env_kwargs.max_episode_steps=60",
     "pong": "env=ALE/Pong-v5 env_backend=python env_kwargs.obs_type=ram env_kwargs.max_episode_steps=60",
+    "tag": "env=mpe2/simple_tag_v3",
+    "connect_four": "env=classic/connect_four_v3",
 }
 ON_POLICY, REPLAY = (
     "sampler.batch_T=16 sampler.batch_B=4",
@@ -40,6 +42,9 @@ ALGOS = {
     "dqn": f"algo=dqn algo.prioritized=true algo.batch_size=16 {REPLAY}",
     "r2d1": f"algo=r2d1 algo.batch_size=4 algo.burn_in=4 algo.learn_T=8 model.memory=lstm {REPLAY}",
     "sac": f"algo=sac algo.batch_size=16 algo.replay_ratio=2 model.hidden=[16] {REPLAY}",
+    "ppo_and_dqn": f"algo=ppo agents.map.adversary_*=pred agents.map.agent_*=prey model.hidden=[16] {ON_POLICY} "
+    "agents.policies.prey.algo=dqn agents.policies.prey.algo.learning_starts=100 "
+    "agents.policies.prey.algo.batch_size=16 agents.policies.prey.algo.replay_ratio=1",
     "ppo_compiled": f"algo=ppo compile=true model.hidden=[16] {ON_POLICY}",
     "sac_compiled": f"algo=sac compile=true algo.batch_size=16 algo.replay_ratio=2 model.hidden=[16] {REPLAY}",
 }
@@ -54,6 +59,10 @@ CASES = [
     ),
     "ppo-pong-serial",
     "dqn-pong-serial",
+    "ppo_and_dqn-tag-serial",
+    "ppo_and_dqn-tag-cpu",
+    "ppo-connect_four-serial",
+    "ppo-connect_four-cpu",
     "ppo_compiled-cartpole-serial",
     "sac_compiled-pendulum-cpu",
 ]
@@ -109,6 +118,7 @@ def test_a_run_that_was_killed_twice_equals_one_that_was_not(tmp_path: Path) -> 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_was_killed_often_equals_one_that_was_not(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo" if any(name in case for name in ("tag", "connect_four")) else "torch")
     pytest.importorskip("mujoco" if "cheetah" in case else "ale_py" if "pong" in case else "torch")
     start = time.monotonic()
     command = line(case)

@@ -116,11 +116,11 @@ def test_a_rate_that_was_set_in_the_run_ends_where_the_setting_changes() -> None
 
     donor, member = made(1e-3), made(1e-5)
     donor.learning_rate = 5e-4
-    with keeping([member], {"algo.discount"}):
+    with keeping({"agent": member}, {"algo.discount"}):
         member.load_state_dict(donor.state_dict())
     assert member.learning_rate == 5e-4
     member = made(1e-5)
-    with keeping([member], {"algo.learning_rate"}):
+    with keeping({"agent": member}, {"algo.learning_rate"}):
         member.load_state_dict(donor.state_dict())
     assert member.learning_rate == 1e-5
     assert "kept_rate" not in member.state_dict()["optimizer"]
@@ -134,7 +134,7 @@ def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_l
     def loaded(*changed: str) -> dict[str, Any]:
         optimizer = torch.optim.SGD([parameter], lr=2e-3, weight_decay=0.2)
         algo: Any = SimpleNamespace(unwrapped=SimpleNamespace(optimizer=optimizer))
-        with keeping([algo], changed):
+        with keeping({"agent": algo}, changed):
             optimizer.load_state_dict(saved)
         group: dict[str, Any] = optimizer.param_groups[0]
         return {name: group[name] for name in ("lr", "weight_decay")}
