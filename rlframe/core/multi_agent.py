@@ -35,6 +35,7 @@ class PolicyMap:
     function: str = ""  # module:function of (agent, episode) that returns a policy
     policies: tuple[str, ...] = ()  # all of them; (): one for all agents
     global_state: str = ""  # true, or module:function of the agents' observations, for critics alone
+    agent_id: bool = False  # agents observe which one they are
 
     def of(self, agent: str) -> str:
         """The policy of an agent by its name: the first pattern that fits it, or else the policy that it begins with.

@@ -43,6 +43,7 @@ class AgentsConfig:
     global_state: str = option(
         "", "true: critics see the environment's state() too; or module:function of the observations"
     )
+    agent_id: bool = option(False, "agents observe which one they are, so that a shared policy can tell them apart")
 
     @chz.validate
     def _check(self) -> None:
@@ -60,7 +61,7 @@ class AgentsConfig:
         """For the environments."""
         state = "" if self.global_state == "false" else self.global_state
         patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
-        return PolicyMap(patterns, self.map_function, tuple(self.policies), state)
+        return PolicyMap(patterns, self.map_function, tuple(self.policies), state, self.agent_id)
 
     def learns(self, policy: str) -> bool:
         return not self.train or policy in self.train
