@@ -29,6 +29,7 @@ from rlframe.algos.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     check_feedforward,
+    check_not_privileged,
     copy_into,
     n_step_replay,
     priorities,
@@ -114,6 +115,7 @@ class Config(OffPolicyConfig):
     ) -> QAgent:
         model = model or default_model(self, observation_space)
         check_feedforward(model, "dqn", "r2d1")
+        check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:

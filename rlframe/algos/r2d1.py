@@ -26,7 +26,14 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, copy_into, interval_steps, priorities, reading_back
+from rlframe.algos.off_policy import (
+    OffPolicy,
+    check_not_privileged,
+    copy_into,
+    interval_steps,
+    priorities,
+    reading_back,
+)
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, option, positive
@@ -113,6 +120,7 @@ class Config:
         model = model or default_model(self, observation_space)
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
+        check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Sequences]:

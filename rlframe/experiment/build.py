@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -16,7 +17,7 @@ from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice, compiling
-from rlframe.algos.defaults import learns_from
+from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
@@ -25,7 +26,6 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
-from rlframe.core.types import BatchSpec
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
 from rlframe.evaluation.episode_rows import load_episodes
@@ -171,25 +171,46 @@ def _make_learners(
 ) -> dict[str, Learner]:
     """The learner of the agent, or of each policy of a Team."""
     if not isinstance(agent, Team):
-        algo = _make_algorithm(experiment, agent, sampler.batch_spec, in_spaces)
+        if learns_jointly(experiment.algo):
+            name = part_name(experiment.algo, ROOTS["algo"])
+            raise ConfigError(f"algo={name} is for environments of several agents, and env={experiment.env} has one")
+        algo = _make_algorithm(
+            experiment, partial(experiment.algo.make_algorithm, agent, sampler.batch_spec), in_spaces
+        )
         return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
     observations, actions = joint(in_spaces)
     found = {}
     for index, (name, n) in enumerate(agent.sizes.items()):
-        own, policy = experiment.of_policy(name, index), agent.policies[name]
-        spec = sampler.batch_spec._replace(B=sampler.batch_spec.B * n)
-        if experiment.agents.learns(name):
-            algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]))
-        else:
-            algo = Frozen(own.algo)
-        found[name] = Learner(policy, algo, team=agent)
+        own, policy, spec = experiment.of_policy(name, index), agent.policies[name], sampler.batch_spec
+        learns, jointly = experiment.agents.learns(name), learns_jointly(own.algo)
+        if learns and jointly:
+            _check_joint(own, name, agent)
+        each = partial(own.algo.make_algorithm, policy, spec._replace(B=spec.B * n))
+        make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
+        in_own = observations.own[name], actions.own[name]
+        algo = _make_algorithm(own, make, in_own) if learns else Frozen(own.algo)
+        found[name] = Learner(policy, algo, team=agent, joint=learns and jointly)
     return found
 
 
-def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space]) -> Algorithm:
-    """The algorithm of an agent whose batches are of this size, with the bonus of its rewards."""
+def _check_joint(experiment: Experiment, name: str, team: Team) -> None:
+    """Raise ConfigError if a policy's agents take turns, or its rewards have a bonus."""
+    algo, bonus = part_name(experiment.algo, ROOTS["algo"]), part_name(experiment.reward.bonus, "rlframe.rewards")
+    if team.turns:
+        raise ConfigError(
+            f"policy {name}: algo={algo} learns from what agents do at the same time, and those of "
+            f"env={experiment.env} take turns; use algo=ppo or dqn"
+        )
+    if bonus != "none":
+        raise ConfigError(f"policy {name}: reward.bonus={bonus} is of one agent's rows, and algo={algo} has a team's")
+
+
+def _make_algorithm(
+    experiment: Experiment, make: Callable[[int, int], Algorithm], in_spaces: tuple[Space, Space]
+) -> Algorithm:
+    """The algorithm that `make` makes of n_steps and seed, with the bonus of its rewards."""
     n_steps = experiment.runner.n_steps
-    algo: Algorithm = experiment.algo.make_algorithm(agent, spec, n_steps, experiment.seed)
+    algo = make(n_steps, experiment.seed)
     if experiment.init_optimizer:
         load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
     _check_divided(algo)
