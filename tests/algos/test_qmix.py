@@ -193,6 +193,7 @@ def test_forbidden_actions_are_never_the_best_of_a_target() -> None:
         (f"algo=qmix {GAME} reward.bonus=rnd", "policy shared: reward.bonus=rnd is of one agent's rows"),
         (f"algo=qmix {GAME} model.memory=gru", "model.memory=gru: qmix learns from single rows"),
         (f"algo=qmix {GAME} env_kwargs.action=box", "the DQN family needs Discrete actions"),
+        (f"algo=maddpg {GAME}", "action space Discrete\\(2\\): .* need one Box"),
         (f"algo=dqn {GAME} agents.global_state=true", "leave it out, or agents.global_state"),
     ],
 )

@@ -25,7 +25,7 @@ DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.tar
 SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4"
 BY_STEPS = "algo.target_interval_steps=30 algo.unique=true algo.initial_priority=2"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
-CROWD = "env=tests.agents_envs:Crowd"
+CROWD, GAME = "env=tests.agents_envs:Crowd", "env=rlframe.envs.debug_agents:TwoStepGame env_kwargs.action=box"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
@@ -68,5 +68,6 @@ CASES = {
     "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "
     f"algo.prioritized=true algo.initial_priority=td {REPLAY}",
     "qmix": f"algo=qmix {CROWD} algo.n_step=2 algo.batch_size=8 algo.replay_ratio=2 algo.target_interval=3 {REPLAY}",
+    "maddpg": f"algo=maddpg {GAME} agents.global_state=true {DELAYED} algo.target_noise=0.2 {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
 }
