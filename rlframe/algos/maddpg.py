@@ -41,7 +41,7 @@ _MOST = 1 - 1e-6  # of an action whose tanh is undone
 
 @chz.chz
 class Config(ddpg.Config):
-    """Defaults are those of the paper (appendix B) for its particle worlds, which have Discrete actions there."""
+    """Defaults are those of the paper for its particle worlds, which have Discrete actions there."""
 
     joint = True
 
@@ -110,7 +110,7 @@ class MADDPG(ddpg.DDPG):
     """DDPG of the team: the action is that of all agents, each by its own observation. Equations stand in its file.
 
     y = r + γ Q'(x', μ'(o'_1), ..., μ'(o'_n)), and the actor follows the gradient of Q(x, μ(o_1), ..., μ(o_n))
-    (eq. 6 and 7, of one actor).
+    (eq. 6 and 5, of one actor).
     """
 
     config: Config

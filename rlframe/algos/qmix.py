@@ -47,7 +47,7 @@ from rlframe.replay import Replay, ReplayConfig, Transitions, replay
 
 @chz.chz
 class Config:
-    """Defaults are those of the paper (appendix C) where it has them, with Adam for RMSProp, and rows for episodes."""
+    """Defaults are those of the paper where it has them, with Adam for RMSProp, and rows for episodes."""
 
     learns_from = "replay"
     joint = True
@@ -118,7 +118,7 @@ class Mixer(nn.Module, ABC):
 
 
 class Sum(Mixer):
-    """Q_tot = Σ_a Q_a   (Sunehag et al. 2017, eq. 3)."""
+    """Q_tot = Σ_a Q_a   (Sunehag et al. 2017)."""
 
     def forward(self, q: Tensor, observation: Tree, present: Tensor) -> Tensor:
         return q.sum(-1)
@@ -132,7 +132,8 @@ class Monotonic(Mixer):
 
     def __init__(self, view: CentralView, n_agents: int, width: int, config: ModelConfig) -> None:
         super().__init__()
-        self.view, self.encoder = view, make_features(view.space, config.of_critic())
+        plain = chz.replace(config.of_critic(), feed_back=False, action_embedding=0)
+        self.view, self.encoder = view, make_features(view.space, plain)
         size = feature_size(self.encoder)
         self.W_1, self.b_1 = nn.Linear(size, width * n_agents), nn.Linear(size, width)
         self.w_2 = nn.Linear(size, width)

@@ -59,7 +59,7 @@ class AgentsConfig:
 
     def policy_map(self) -> PolicyMap:
         """For the environments."""
-        state = "" if self.global_state == "false" else self.global_state
+        state = {"True": "true", "False": "", "false": ""}.get(str(self.global_state), self.global_state)  # of YAML
         patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
         return PolicyMap(patterns, self.map_function, tuple(self.policies), state, self.agent_id)
 

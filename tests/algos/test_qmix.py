@@ -203,8 +203,19 @@ def test_what_a_team_cannot_learn_from_is_refused(words: str, message: str, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("preset", "expected"), [("qmix_two_step", 8.0), ("vdn_two_step", 7.0), ("dqn_two_step", 7.0)])
-def test_a_run_of_the_two_step_game_ends_as_the_paper_says(preset: str, expected: float, tmp_path: Path) -> None:
-    assert main([f"experiment=multi_agent/{preset}", f"log_dir={tmp_path}", "log_level=WARNING"]) == 0
+@pytest.mark.parametrize(
+    ("words", "least", "most"),
+    [
+        ("qmix_two_step", 8.0, 8.0),
+        ("qmix_two_step algo.mixer=sum", 7.0, 7.0),
+        ("qmix_two_step algo=dqn algo.n_step=1 algo.double=true agents.global_state=false", 7.0, 7.0),
+        ("maddpg_two_step", 7.5, 8.0),
+        ("maddpg_two_step agents.map.agent_0=one agents.map.agent_1=two", 6.9, 7.2),
+    ],
+)
+def test_only_central_critics_and_mixing_solve_the_two_step_game(
+    words: str, least: float, most: float, tmp_path: Path
+) -> None:
+    assert main([*f"experiment=multi_agent/{words}".split(), f"log_dir={tmp_path}", "log_level=WARNING"]) == 0
     with next(tmp_path.rglob("progress.csv")).open() as file:
-        assert float(list(csv.DictReader(file))[-1]["eval/return_mean"]) == expected
+        assert least <= float(list(csv.DictReader(file))[-1]["eval/return_mean"]) <= most
