@@ -29,7 +29,7 @@ from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.data.writing import NewDataset, check_can_write, check_free
 from rlframe.deploy.estimating import estimate_runs
-from rlframe.deploy.load import Trained, choose_snapshot, load_trained, params_of
+from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
 from rlframe.evaluation.recording import EvaluationRecorder
@@ -37,6 +37,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.record.console import progress_bar
+from rlframe.record.snapshot import params_of
 from rlframe.runners.recording import env_spec_json, facts_of
 from rlframe.system.env_vars import env_vars_set
 

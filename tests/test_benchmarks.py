@@ -54,6 +54,13 @@ def test_the_cost_of_snapshots_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_cost_of_recording_is_measured(tmp_path: Path) -> None:
+    found = smoke(tmp_path, "cartpole", "recording")
+    assert [rate["name"] for rate in found["rates"]] == ["not recording", "recording"]
+    assert [ratio["asked"] for ratio in found["ratios"]] == [0.95]
+
+
+@pytest.mark.slow
 def test_runners_are_measured_on_the_same_work(tmp_path: Path) -> None:
     found = smoke(tmp_path, "balanced,impala", "runners")
     assert len(found["rates"]) == 7

@@ -23,7 +23,7 @@ from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.q_network import QModel, QNetwork
-from rlframe.models.views import allowed, best_allowed
+from rlframe.models.views import allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +78,7 @@ class QAgent(ModelAgent):
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         values, memory = self.model(inputs, state.memory, noise.noisy.unsqueeze(-1))
         q = self.kind.q(values)
-        known = torch.where(allowed(inputs.observation[ACTION_MASK]), q, -torch.inf) if self.masked else q
-        level = self.exploration.level
+        known, level = self.of_allowed(q, inputs), self.exploration.level
         action, explore = self.exploration.choose(known, inputs, noise.explore, state.explore, level, torch)
         return AgentStep(action=action, info=QInfo(q=q), state=AgentState(explore, memory))
 
@@ -100,7 +99,11 @@ class QAgent(ModelAgent):
 
     def best(self, q: Tensor, inputs: AgentInputs) -> Tensor:
         """The action [...] of the highest Q-value [..., A] among those that the inputs' mask allows."""
-        return best_allowed(q, inputs.observation) if self.masked else q.argmax(-1)
+        return self.of_allowed(q, inputs).argmax(-1)
+
+    def of_allowed(self, q: Tensor, inputs: AgentInputs) -> Tensor:
+        """Q-values [..., A], -inf for the actions that the inputs' mask forbids."""
+        return q.masked_fill(~allowed(inputs.observation[ACTION_MASK]), -torch.inf) if self.masked else q
 
     def forward(self, inputs: AgentInputs, memory: Tree) -> tuple[Tensor, Tree]:
         """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers."""
@@ -111,6 +114,10 @@ class QAgent(ModelAgent):
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
+
+    def memory_of(self, state: Tree) -> Tree:
+        """The model's part of an agent state: what is learned from."""
+        return state.memory
 
 
 def make_q_agent(

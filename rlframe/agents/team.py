@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, WAITS, JointSpace, flat, unflat
 from rlframe.core.spaces import zeros
-from rlframe.core.struct import Tree, map_tree, zeros_like
+from rlframe.core.struct import Tree, leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 
 
@@ -39,7 +39,7 @@ class Team(Agent):
         self.sizes = {name: len(agents) for name, agents in observation_space.agents.items()}
         self.turns = observation_space.turns
         self._begun: dict[str, Tree] = {}  # of one row, in NumPy
-        for name, agent in self._items():
+        for name, agent in self.agents().items():
             own = observation_space.own[name], action_space.own[name]
             if self.turns:
                 self._begun[name] = _first_step(agent, *own)
@@ -49,55 +49,61 @@ class Team(Agent):
                     f"or with previous actions would see; use model.memory=none and model.feed_back=false"
                 )
 
-    def _items(self) -> Iterator[tuple[str, Agent]]:
-        for name, agent in self.policies.items():
-            assert isinstance(agent, Agent)
-            yield name, agent
+    def agents(self) -> dict[str, Agent]:
+        """The agent of each policy."""
+        return {name: agent for name, agent in self.policies.items() if isinstance(agent, Agent)}
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        found = {
-            name: self._step_of(name, agent.step, inputs, state, noise, torch.where) for name, agent in self._items()
-        }
-        return _joined(found)
+        return _joined(
+            {
+                name: self._step_of(name, agent.step, *_of_policy(name, inputs, noise), state[name], torch.where)
+                for name, agent in self.agents().items()
+            }
+        )
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        steps = {name: agent.numpy_step(n * self.sizes[name]) for name, agent in self._items()}
+        steps = {name: agent.numpy_step(n * self.sizes[name]) for name, agent in self.agents().items()}
         own = {name: step for name, step in steps.items() if step is not None}
         if len(own) < len(steps):
             return None
 
+        views = _Views()
+
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+            given = views.of(inputs, noise)
             return _joined(
-                {name: self._step_of(name, each, inputs, state, noise, np.where) for name, each in own.items()}
+                {name: self._step_of(name, each, *given[name], state[name], np.where) for name, each in own.items()}
             )
 
         return step
 
     def _step_of(
-        self, name: str, step: NumpyStep, inputs: AgentInputs, state: Tree, noise: Tree, where: Callable[..., Any]
+        self, name: str, step: NumpyStep, inputs: AgentInputs, noise: Tree, waits: Any, state: Tree, where: Any
     ) -> AgentStep:
-        """The step of a policy's agents, in rows [B, n, ...]."""
-        rows, n = inputs.observation[name], self.sizes[name]
-        own = AgentInputs(*map(flat, (rows[OBSERVATION], inputs.prev_action[name], rows[REWARD], rows[FIRST])))
-        found = step(own, flat(state[name]["own"]), flat(noise[name]))
+        """The step of a policy's agents in rows [B, n, ...], given their inputs and noise [B * n, ...].
+
+        Args:
+            waits: [B, n], who has not finished a step; (): nobody.    where: that of torch or NumPy.
+        """
+        n = self.sizes[name]
+        found = step(inputs, flat(state["own"]), noise)
         action, info, after = (unflat(each, n) for each in (found.action, found.info, found.state))
         if not self.turns:
             return AgentStep(action, info, {"own": after})
-        waits = rows[WAITS]
         begun = map_tree(
             lambda new, old: where(waits.reshape(*waits.shape, *[1] * (new.ndim - 2)), old, new),
             {"action": action, "info": info},
-            state[name]["begun"],
+            state["begun"],
         )
         return AgentStep(begun["action"], begun["info"], {"own": after, "begun": begun})
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return {name: agent.noise(rng, (*lead, self.sizes[name])) for name, agent in self._items()}
+        return {name: agent.noise(rng, (*lead, self.sizes[name])) for name, agent in self.agents().items()}
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         found: dict[str, Tree] = {}
-        for name, agent in self._items():
+        for name, agent in self.agents().items():
             n = self.sizes[name]
             columns = [env * n + k for env in env_ids for k in range(n)]
             found[name] = {"own": unflat(agent.initial_state(columns), n)}
@@ -107,19 +113,59 @@ class Team(Agent):
         return found
 
     def observe(self, observation: Tree) -> None:
-        for name, agent in self._items():
+        for name, agent in self.agents().items():
             agent.observe(observation[name][OBSERVATION])
 
     @contextmanager
     def exploring_at(self, epsilon: float) -> Iterator[None]:
         with ExitStack() as entered:
-            for _, agent in self._items():
+            for agent in self.agents().values():
                 entered.enter_context(agent.exploring_at(epsilon))
             yield
 
     @property
     def recurrent(self) -> bool:
-        return any(agent.recurrent for _, agent in self._items())
+        return any(agent.recurrent for _, agent in self.agents().items())
+
+
+_Given = tuple[AgentInputs, Tree, Any]  # inputs and noise [B * n, ...] of a policy, and who waits
+
+
+def _of_policy(name: str, inputs: AgentInputs, noise: Tree) -> _Given:
+    own, noise, waits = _parts_of(name, inputs, noise)
+    return flat(own), flat(noise), waits
+
+
+def _parts_of(name: str, inputs: AgentInputs, noise: Tree) -> _Given:
+    """The same, [B, n, ...] each; waits () where nobody does."""
+    rows = inputs.observation[name]
+    own = AgentInputs(rows[OBSERVATION], inputs.prev_action[name], rows[REWARD], rows[FIRST])
+    return own, noise[name], rows.get(WAITS, ())
+
+
+def _is_view(x: Any, of: Any) -> bool:
+    return bool(np.may_share_memory(x, of))
+
+
+class _Views:
+    """What each policy gets of the rows of a batch, which are the same memory batch by batch; saves 60 us a step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[AgentInputs, Tree, dict[str, _Given]]] = {}  # by the id of inputs, kept alive
+
+    def of(self, inputs: AgentInputs, noise: Tree) -> dict[str, _Given]:
+        found = self._known.get(id(inputs))
+        if found is not None and found[1] is noise:
+            return found[2]
+        given = {name: _of_policy(name, inputs, noise) for name in inputs.observation}
+        if all(map(_is_view, leaves(given), leaves({name: _parts_of(name, inputs, noise) for name in given}))):
+            if len(self._known) >= _MOST_VIEWS:
+                self._known.clear()
+            self._known[id(inputs)] = inputs, noise, given
+        return given
+
+
+_MOST_VIEWS = 1 << 14  # rows
 
 
 def uses_previous(agent: Agent) -> bool:

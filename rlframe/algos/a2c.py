@@ -49,6 +49,7 @@ class A2C(OnPolicy):
     """One gradient step a batch on the policy gradient, the value error and the entropy."""
 
     saved = ("progress", "optimizer")
+    agent: PolicyAgent
     config: Config
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:

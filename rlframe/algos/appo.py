@@ -75,6 +75,7 @@ class APPO(OnPolicy):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
     saved = ("progress", "optimizer", "rng")
+    agent: PolicyAgent
     config: Config
 
     def __init__(

@@ -29,7 +29,6 @@ from rlframe.algos.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     check_feedforward,
-    check_not_privileged,
     copy_into,
     n_step_replay,
     priorities,
@@ -42,14 +41,13 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.types import BatchSpec
 from rlframe.critics.values import of_actions
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
-from rlframe.models.views import allowed
+from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayBuffer, Transitions
@@ -197,9 +195,7 @@ class DQN(OffPolicy):
     def _gap(self, q: Tensor, batch: Transitions) -> Tensor:
         """log Σ exp Q(s, .) over allowed actions, less Q(s, a), [n] of Q [n, A]   (Kumar et al. 2020, eq. 4)."""
         taken = q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-        if self.agent.masked:
-            q = q.masked_fill(~allowed(batch.inputs.observation[ACTION_MASK]), -torch.inf)
-        return conservative_gap(q, taken)
+        return conservative_gap(self.agent.of_allowed(q, batch.inputs), taken)
 
     @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:

@@ -51,6 +51,7 @@ class IMPALA(OnPolicy):
     """One gradient step a batch, on V-trace's value targets and policy gradient."""
 
     saved = ("progress", "optimizer")
+    agent: PolicyAgent
     config: Config
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import chz
 import torch
-from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
@@ -25,7 +24,6 @@ from rlframe.critics.values import KINDS, make_value
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.views import has_privileged
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, make_replay, replay
 from rlframe.replay.buffer import Batch, ReaderConfig
@@ -322,15 +320,6 @@ def random_until(config: Any) -> int:
     """The env_steps before which actions are random: config.random_steps, by default until learning starts."""
     steps: int = config.learning_starts if config.random_steps == AUTO else config.random_steps
     return steps
-
-
-def check_not_privileged(observation_space: Space) -> None:
-    """Raise ConfigError if observations have an entry that no network of the DQN family would see."""
-    if has_privileged(observation_space):
-        raise ConfigError(
-            "observation['privileged'] is for critics alone, but a Q-network is the one that acts; leave it out, or "
-            "agents.global_state, which adds it (for a team: algo=qmix)"
-        )
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

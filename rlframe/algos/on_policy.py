@@ -1,4 +1,4 @@
-"""OnPolicy, the base class of PPO, A2C and their kind; their batches, with advantages and returns; minibatches."""
+"""OnPolicy, the base class of PPO, A2C, PQN and their kind; their batches, with advantages and returns; minibatches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent, QAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics, observed
 from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
@@ -33,7 +33,7 @@ NO_INPUTS = AgentInputs((), (), (), ())
 
 @chz.chz
 class OnPolicyConfig:
-    """Base class of the Configs of on-policy algorithms."""
+    """Base class of the Configs of on-policy algorithms with a policy."""
 
     learns_from = "batches"
     for_images = Defaults(ModelConfig(activation="relu"))  # as in Mnih et al. 2015
@@ -54,7 +54,9 @@ class OnPolicy(Algorithm):
     Subclasses add `_learn`, and those that make several steps their own `update`.
     """
 
-    def __init__(self, agent: PolicyAgent, n_steps: int, config: Any) -> None:
+    agent: PolicyAgent | QAgent
+
+    def __init__(self, agent: PolicyAgent | QAgent, n_steps: int, config: Any) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
         self.agent, self.config, self.progress = agent, config, Progress()
         self.samples: list[Samples] = []  # at most one: the batch to learn from

@@ -43,6 +43,7 @@ class PolicyGradient(OnPolicy):
     """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
 
     saved = ("progress", "optimizer")
+    agent: PolicyAgent
     config: Config
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:

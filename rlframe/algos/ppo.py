@@ -127,6 +127,7 @@ class PPO(OnPolicy):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
     saved = ("progress", "optimizer", "rng", "penalty")
+    agent: PolicyAgent
     config: Config
 
     def __init__(

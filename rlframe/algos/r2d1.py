@@ -26,14 +26,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import (
-    OffPolicy,
-    check_not_privileged,
-    copy_into,
-    interval_steps,
-    priorities,
-    reading_back,
-)
+from rlframe.algos.off_policy import OffPolicy, copy_into, interval_steps, priorities, reading_back
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, option, positive
@@ -44,6 +37,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import ExpectedValue
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
+from rlframe.models.views import check_not_privileged
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer

@@ -80,9 +80,9 @@ def observation_of(own: Space, n: int, turns: bool) -> spaces.Dict:
     reward: what an agent got; first: its episode starts; terminated, truncated: it ended; valid: the agent acted in
     that step, or with `turns` finished a step that it began earlier; waits: it has begun one that is not finished.
     """
-    flags = {name: spaces.Box(0, 1, (n,), np.bool_) for name in (FIRST, TERMINATED, TRUNCATED, VALID)}
-    if turns:
-        flags[WAITS] = spaces.Box(0, 1, (n,), np.bool_)
+    names = (FIRST, TERMINATED, TRUNCATED, VALID, WAITS) if turns else (FIRST, TERMINATED, TRUNCATED, VALID)
+    flag: Any = np.bool_
+    flags = {name: spaces.Box(0, 1, (n,), flag) for name in names}
     reward = spaces.Box(-np.inf, np.inf, (n,), np.float32)
     return spaces.Dict({OBSERVATION: side_by_side(own, n, canonical=True), REWARD: reward, **flags})
 
@@ -97,7 +97,7 @@ def side_by_side(space: Space, n: int, canonical: bool = False) -> Space:
         case spaces.Box():
             dtype = np.float32 if canonical and space.dtype == np.float64 else space.dtype
             low, high = (np.repeat(bound[None], n, 0).astype(dtype) for bound in (space.low, space.high))
-            return spaces.Box(low, high, (n, *space.shape), dtype)  # type: ignore[arg-type]
+            return spaces.Box(low, high, (n, *space.shape), dtype)
         case spaces.Discrete():
             return spaces.MultiDiscrete(np.full(n, space.n), start=np.full(n, 0 if canonical else space.start))
         case spaces.MultiDiscrete():
@@ -115,6 +115,8 @@ def flat(tree: Tree) -> Tree:
 
 def unflat(tree: Tree, n: int) -> Tree:
     """Rows [B * n, ...] as [B, n, ...]."""
+    if isinstance(tree, np.ndarray):  # most are, and a tree takes longer
+        return tree.reshape(len(tree) // n, n, *tree.shape[1:])
     return map_tree(lambda x: x.reshape(x.shape[0] // n, n, *x.shape[1:]), tree)
 
 
@@ -190,7 +192,7 @@ def joint_of(samples: Samples, policy: str) -> Samples:
         terminated=terminated,
         truncated=truncated,
         valid=valid,
-        info=samples.info[policy],  # type: ignore[index]  # a dict by policy
+        info=samples.info[policy],
         state=samples.state[policy]["own"],
         final_state=samples.final_state[policy]["own"],
         n_env_steps=samples.n_env_steps,

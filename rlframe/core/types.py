@@ -43,7 +43,7 @@ class AgentStep(Struct):
     """Outputs of an agent's step: [B] rows."""
 
     action: Tree
-    info: Struct  # stored for training, for example log_prob and value
+    info: Tree  # stored for training, for example log_prob and value
     state: Tree  # agent state after this row; () without memory
 
 

@@ -17,7 +17,7 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output
-from rlframe.data import tools
+from rlframe.data import scores, tools
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import Dataset, datasets_root, list_datasets, open_dataset
 from rlframe.data.rllib import read_json_lines
@@ -38,7 +38,11 @@ A DATASET is an id such as name-v0, below MINARI_DATASETS_PATH or ~/.minari/data
   import FILE.json into=NEW env=ID       RLlib's JSON lines; rows that need unpickling are refused
 
 Where a dataset is written: format=arrow, and compression=none, lz4 or zstd (hdf5: gzip for both). Images are kept as
-they are, without loss. To record: record=NEW in python -m rlframe.launch, dataset=NEW in python -m rlframe.evaluate.
+they are, without loss.
+Where datasets are copied (all but import): ref_min_score= and ref_max_score=, the returns of a random policy and of an
+expert, by which scores are normalized.
+
+To record: record=NEW in python -m rlframe.launch, dataset=NEW in python -m rlframe.evaluate.
 """
 _FORMATS = ("arrow", "parquet", "hdf5")
 
@@ -167,8 +171,16 @@ def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
 
 
 def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
+    given = {key: _number(words, key, math.nan) for key in scores.KEYS}
     into, kind, compression = _target(words, into)
-    return like(dataset, into, format=kind, compression=compression)
+    new = like(dataset, into, format=kind, compression=compression)
+    named = {key: value for key, value in given.items() if not math.isnan(value)}
+    facts = {**new.facts, **named}
+    if named and scores.reference_scores(facts) is None:
+        raise ConfigError(
+            f"{' and '.join(scores.KEYS)} must be two different numbers, the returns of random and expert"
+        )
+    return replace(new, facts=facts)
 
 
 def _number(words: KeyValues, key: str, default: float) -> float:

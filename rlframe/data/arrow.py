@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 from gymnasium import Space, spaces
 
 from rlframe.core.files import is_regular_file
-from rlframe.core.spaces import zeros
-from rlframe.core.struct import Tree, leaves
+from rlframe.core.struct import Tree
+from rlframe.data.bounds import Room, unpacked_bytes
 from rlframe.data.episodes import Episode
 from rlframe.data.images import decode_images, is_image
 
-_FILES = pafs.LocalFileSystem(use_mmap=True)
-_MOST_BYTES = 1 << 32  # of one episode
-_SMALL_BYTES = 1 << 16  # of a file
-_OTHER_BYTES = 256  # of a row: its infos
+_COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos")
+_MAGIC, _END = b"ARROW1\0\0", b"ARROW1"  # of a file in Arrow's format; between them are the messages of a stream
+_PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}  # others are text
 
 
 class ArrowColumns:
@@ -33,48 +32,81 @@ class ArrowColumns:
 
     def __init__(self, folder: Path, observation_space: Space, action_space: Space, jpeg: bool, kind: str) -> None:
         self._folder, self._spaces, self._jpeg = folder, (observation_space, action_space), jpeg
-        self._form, self._ipc = _form(kind), kind == "arrow"
-        self._row_bytes = sum(x.nbytes for x in leaves(tuple(zeros(space) for space in self._spaces))) + _OTHER_BYTES
+        self._ipc = kind == "arrow"
 
     def read(self, i: int) -> dict[str, Any]:
-        table = self._table(self._folder / str(i))
+        room = Room()
+        table = self._table(self._folder / str(i), room)
         names = ("observations", "actions")
-        trees = [self._tree(_column(table, key), space) for key, space in zip(names, self._spaces, strict=True)]
+        trees = [self._tree(_column(table, key), space, room) for key, space in zip(names, self._spaces, strict=True)]
         n = table.num_rows - 1
         found = {key: _numbers(_column(table, key))[:n] for key in ("rewards", "terminations", "truncations")}
         observations, actions = trees
         infos = _infos(_column(table, "infos")) if "infos" in table.column_names else {}
         return {"observations": observations, "actions": _cut(actions, n), **found, "infos": infos}
 
-    def _table(self, folder: Path) -> pa.Table:
+    def _table(self, folder: Path, room: Room) -> pa.Table:
         if folder.is_symlink() or not folder.is_dir():
             raise OSError("its folder is missing")
         files = sorted(path for path in folder.iterdir() if path.suffix in (".arrow", ".parquet", ".feather"))
         if not files or not all(map(is_regular_file, files)):
             raise OSError("its folder has no table")
-        return pa.concat_tables([self._read(path) for path in files])
+        table = pa.concat_tables([self._read(path, room) for path in files])
+        table.validate(full=True)  # lengths may exceed the buffers, which pyarrow then reads beyond
+        return table
 
-    def _read(self, path: Path) -> pa.Table:
-        if self._ipc and path.stat().st_size < _SMALL_BYTES:  # whatever it claims fits into memory; three times as fast
-            with pa.memory_map(str(path)) as file:
-                return pa.ipc.open_file(file).read_all()
-        source = self._form.make_fragment(str(path), _FILES)
-        if (n := source.count_rows()) * self._row_bytes > _MOST_BYTES:
-            raise ValueError(f"it claims {n:,} rows of {self._row_bytes:,} bytes, more than {_MOST_BYTES >> 30} GiB")
-        return source.to_table(use_threads=False)
+    def _read(self, path: Path, room: Room) -> pa.Table:
+        return _read_ipc(path, room) if self._ipc else _read_parquet(path, room, self._jpeg)
 
-    def _tree(self, column: Any, space: Space) -> Tree:
+    def _tree(self, column: Any, space: Space, room: Room) -> Tree:
         match space:
             case spaces.Dict():
-                return {key: self._tree(_field(column, key), sub) for key, sub in space.spaces.items()}
+                return {key: self._tree(_field(column, key), sub, room) for key, sub in space.spaces.items()}
             case spaces.Tuple():
-                return tuple(self._tree(_field(column, str(k)), sub) for k, sub in enumerate(space.spaces))
+                return tuple(self._tree(_field(column, str(k)), sub, room) for k, sub in enumerate(space.spaces))
             case spaces.Box() if self._jpeg and is_image(space):
-                return decode_images(column.to_pylist(), space)
+                return decode_images((each.as_py() for each in column), len(column), space, room)
         return _numbers(column, tuple(space.shape or ()))
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+def _read_ipc(path: Path, room: Room) -> pa.Table:
+    """A table in Arrow's format, message by message, each of which says what it unpacks to."""
+    with pa.memory_map(str(path)) as file:
+        file.seek(max(0, file.size() - len(_END)))
+        end = file.read()
+        file.seek(0)
+        if file.read(len(_MAGIC)) != _MAGIC or end != _END:
+            raise ValueError("its table is not in Arrow's format, or not whole")
+        messages = pa.ipc.MessageReader.open_stream(file)
+        schema, batches = pa.ipc.read_schema(messages.read_next_message()), []
+        for message in messages:
+            if message.type != "record batch":
+                raise ValueError(f"its table has a message of type {message.type}")
+            room.take(unpacked_bytes(message), "its table")
+            batches.append(pa.ipc.read_record_batch(message, schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def _read_parquet(path: Path, room: Room, jpeg: bool) -> pa.Table:
+    """The columns of numbers, and images, of a Parquet table; text is left unread."""
+    with pq.ParquetFile(path, memory_map=True) as file:
+        columns = [file.schema.column(j) for j in range(len(file.schema))]
+        mine = [j for j, each in enumerate(columns) if each.path.partition(".")[0] in _COLUMNS]
+        wanted = [j for j in mine if columns[j].physical_type in _PHYSICAL_BYTES]
+        images = [j for j in mine if jpeg and columns[j].path.startswith(_COLUMNS[:2]) and j not in wanted]
+        for group in map(file.metadata.row_group, range(file.num_row_groups)):
+            for j in wanted:
+                n = max(group.num_rows, group.column(j).num_values)
+                room.take(n * _PHYSICAL_BYTES[columns[j].physical_type], columns[j].path)
+            for j in images:
+                room.take(group.column(j).total_uncompressed_size, columns[j].path)
+        names = [columns[j].path for j in (*wanted, *images)]
+        text = [columns[j].path for j in images]  # a dictionary holds equal values once
+    with pq.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
+        return file.read(names, use_threads=False)
 
 
 def _form(kind: str) -> Any:

@@ -20,13 +20,19 @@ _RECORDED = ("log_prob",)  # of what acting has computed
 class EpisodeCutter:
     """Follows the environments of one stream. An episode that something interrupts is dropped."""
 
-    def __init__(self, observation_space: Space, action_space: Space, with_info: bool = True) -> None:
-        """`with_info`: what acting has computed is recorded too, which holds of actions drawn from the policy."""
-        self._with_info = with_info
+    def __init__(
+        self, observation_space: Space, action_space: Space, with_info: bool = True, decorrelated: bool = False
+    ) -> None:
+        """Args:
+        with_info: what acting has computed is recorded too, which holds of actions drawn from the policy.
+        decorrelated: the sampler made random steps before its first batch, whose first rows begin no episode.
+        """
+        self._with_info, self._decorrelated = with_info, decorrelated
         self._action_space, self._decode = action_space, action_decoder(action_space)
         self._example = zeros(observation_space), zeros(action_space), 0, 0, 0
         self._open: dict[int, list[tuple[Tree, ...]]] = {}  # parts of the running episodes, by environment
         self._end = -1  # time of the row after the last batch
+        self._begins: np.ndarray = np.zeros(0, np.bool_)  # [B] whether an episode begins there
         self.n_dropped = 0  # episodes
 
     def add(self, samples: Samples) -> list[tuple[int, Episode]]:
@@ -41,15 +47,19 @@ class EpisodeCutter:
             rows.truncated,
             info,
         )
-        if samples.start != self._end:
-            self._drop(list(self._open))
         valid, first = rows.valid, rows.inputs.first
         T, B = valid.shape
-        self._end = samples.start + T
+        if samples.start != self._end:
+            self._drop(list(self._open))
+            self._begins = np.zeros(B, np.bool_)
+        restarted = first[0]
+        if self._decorrelated:
+            first = np.concatenate([first[:1] & self._begins, first[1:]])
+        self._end, self._begins = samples.start + T, rows.inputs.first[T].copy()
         ended, reset = (rows.terminated | rows.truncated) & valid, ~valid & first[1:]
         found = []
         for b in range(B):
-            if b in self._open and first[0, b]:  # its environment was reset since
+            if b in self._open and restarted[b]:  # its environment was reset since
                 self._drop([b])
             begin = 0
             for t in np.flatnonzero(ended[:, b] | reset[:, b]).tolist():
@@ -100,11 +110,13 @@ class EpisodeCutter:
             "open": [[b, leaves(part)] for b, part in parts],
             "info": names,
             "end": self._end,
+            "begins": self._begins,
             "n_dropped": self.n_dropped,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._open, self._end, self.n_dropped = {}, state["end"], state["n_dropped"]
+        self._begins = state["begins"]
         example: Tree = (*self._example, dict.fromkeys(state["info"], 0))
         for b, arrays in state["open"]:
             rows = iter(arrays)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError
+from rlframe.data.bounds import Room
 
 _LEAST = 32  # pixels a side that Minari calls an image
 
@@ -22,14 +24,19 @@ def is_image(space: Space) -> bool:
     return large and bool((space.low == 0).all() and (space.high == 255).all())
 
 
-def decode_images(found: Sequence[Any], space: Space) -> np.ndarray:
-    """JPEG images as an array [n, *shape]; raises ValueError for one of another shape, before it is decoded."""
+def decode_images(found: Iterable[Any], n: int, space: Space, room: Room) -> np.ndarray:
+    """n JPEG images as an array [n, *shape], one after the other.
+
+    Raises:
+        ValueError: one has another shape, which is checked before it is decoded, or there is no room for all.
+    """
     try:
         from PIL import Image
     except ImportError:
         raise ConfigError('images of this dataset are JPEG, which needs Pillow: pip install "rlframe[data]"') from None
     shape = tuple(space.shape or ())
-    decoded = np.empty((len(found), *shape), np.uint8)
+    room.take(n * math.prod(shape), f"{n:,} images")
+    decoded = np.empty((n, *shape), np.uint8)
     for to, data in zip(decoded, found, strict=True):
         with Image.open(io.BytesIO(bytes(data)), formats=["JPEG"]) as image:
             if image.size[::-1] != shape[:2]:

@@ -20,6 +20,7 @@ from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
 from rlframe.data.episodes import SAMPLED_ACTION, Episode
+from rlframe.data.scores import ReferenceScores, reference_scores
 from rlframe.data.spaces import difference, read_space
 
 DATA, METADATA = "data", "metadata.json"
@@ -78,6 +79,11 @@ class Dataset:
     def name(self) -> str:
         """Its id."""
         return printable(str(self.metadata.get("dataset_id", self.path.name)))[:200]
+
+    @property
+    def reference(self) -> ReferenceScores | None:
+        """The returns that scores are normalized by; None if it names none."""
+        return reference_scores(self.metadata)
 
     @property
     def env_id(self) -> str:

@@ -16,11 +16,12 @@ from gymnasium import Space
 from rlframe.core.errors import ConfigError
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, Dataset, check_spaces, locate
+from rlframe.data.scores import KEYS, ReferenceScores
 from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of
 from rlframe.record.directory import replace_file
 
 _SHARE_BYTES = 1 << 25  # of episodes that are written together
-_KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", "ref_min_score", "ref_max_score")
+_KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *KEYS)
 _BARS, _WIDTH = 10, 40  # of a histogram
 
 
@@ -133,6 +134,7 @@ class Description:
     n_truncated: int
     n_bytes: int
     infos: tuple[str, ...]
+    reference: ReferenceScores | None = None
 
     def lines(self) -> list[str]:
         """For people, with a histogram of the returns."""
@@ -140,6 +142,7 @@ class Description:
         text = [
             f"  {len(r):,} episodes, {int(n.sum()):,} steps, {self.n_bytes / 1e6:,.1f} MB in memory",
             f"  return {r.mean():.4g} +- {r.std():.4g}, from {r.min():.4g} to {r.max():.4g}",
+            *self._normalized(),
             f"  length {n.mean():.4g} +- {n.std():.4g}, from {n.min()} to {n.max()}",
             f"  {self.n_terminated:,} terminated, {self.n_truncated:,} truncated",
             f"  recorded besides: {', '.join(self.infos) or 'nothing'}",
@@ -150,6 +153,12 @@ class Description:
             bar = "#" * -(-int(count) * _WIDTH // max(1, int(counts.max())))
             text.append(f"    {low:>10.4g} to {high:<10.4g} {count:>7,} {bar}".rstrip())
         return text
+
+    def _normalized(self) -> list[str]:
+        if self.reference is None:
+            return []
+        scores, at = self.reference.normalized(self.returns), f"0 is {self.reference.random:.6g}"
+        return [f"  normalized score {scores.mean():.4g} +- {scores.std():.4g}; {at}, 100 {self.reference.expert:.6g}"]
 
 
 def describe(dataset: Dataset) -> Description:
@@ -165,7 +174,8 @@ def describe(dataset: Dataset) -> Description:
         infos |= dict.fromkeys(episode.info)
     if not returns:
         raise ConfigError(f"the dataset {dataset.path} has no episodes")
-    return Description(np.array(returns), np.array(lengths), terminated, truncated, n_bytes, tuple(infos))
+    numbers = np.array(returns), np.array(lengths)
+    return Description(*numbers, terminated, truncated, n_bytes, tuple(infos), dataset.reference)
 
 
 def draw(found: Mapping[str, Description], out: Path) -> None:

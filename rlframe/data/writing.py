@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,15 +33,32 @@ def check_can_write() -> None:
         raise ConfigError('writing a dataset needs pyarrow: pip install "rlframe[data]"')
 
 
-def check_free(name: str, key: str = "") -> None:
-    """Raise ConfigError if `name` is no name of a dataset, or there is one of this name; `key`: whose value it is."""
+def check_name(name: str, key: str = "") -> Path:
+    """Where a dataset of this name is; raises ConfigError if `name`, the value of `key`, is no name of a dataset."""
     try:
-        path = locate(name)
+        return locate(name)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}" if key else str(error)) from None
-    if os.path.lexists(path):
+
+
+def check_free(name: str, key: str = "", own: Sequence[str] = ()) -> None:
+    """Raise ConfigError if `name` is no name of a dataset, or there is one of this name.
+
+    Args:
+        key: whose value it is.    own: tokens of writers that may overwrite it.
+    """
+    path = check_name(name, key)
+    if os.path.lexists(path) and not is_of(path, own):
         start = f"{key}={name:.200}: " if key else ""
         raise ConfigError(f"{start}a dataset is there already: {path}; use another name, or remove it")
+
+
+def is_of(path: Path, tokens: Sequence[str]) -> bool:
+    """Whether a writer with one of the tokens made the dataset in a directory."""
+    try:
+        return read_json(path / DATA / METADATA).get(_TOKEN, "") in tokens
+    except ConfigError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -76,11 +94,12 @@ def metadata_of(new: NewDataset, n_episodes: int, n_steps: int) -> dict[str, Any
 class DatasetWriter:
     """Writes episodes in batches, each a step that is complete or did not happen, also under kill -9."""
 
-    def __init__(self, new: NewDataset, resumed: int = -1, token: str = "") -> None:
+    def __init__(self, new: NewDataset, resumed: int = -1, token: str = "", earlier: Sequence[str] = ()) -> None:
         """Make a dataset, or go on with the one there, of which the first `resumed` episodes are kept.
 
         Args:
-            token: of the writer that made it.
+            token: of the writer that made it, or of this one.    earlier: tokens of writers whose dataset, if it is
+                there, is overwritten unless this one goes on with its own.
         Raises:
             ConfigError: a dataset is there already, or is not that of the token, or pyarrow is missing.
             OSError: it cannot be written.
@@ -96,9 +115,19 @@ class DatasetWriter:
         if resumed >= 0:
             self._continue(resumed)
             return
-        check_free(new.name)
-        self._data.mkdir(parents=True)
-        self._save()
+        check_free(new.name, own=earlier)
+        if self.path.exists():
+            self._keep(0)
+        else:
+            self._make()
+
+    def _make(self) -> None:
+        """It appears with its metadata, by which it is known as this writer's."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{self.path.name}.", dir=self.path.parent) as folder:
+            (hidden := Path(folder) / self.path.name / DATA).mkdir(parents=True)
+            self._save(hidden)
+            os.rename(hidden.parent, self.path)
 
     def _continue(self, n: int) -> None:
         found = read_json(self._data / METADATA)
@@ -106,12 +135,17 @@ class DatasetWriter:
             raise ConfigError(f"the dataset {self.path} was not recorded by this run; bring its own back")
         if not isinstance(there := found.get("total_episodes"), int) or there < n:
             raise ConfigError(f"the dataset {self.path} has {str(there)[:20]} episodes, fewer than the {n} of this run")
+        self._keep(n)
+
+    def _keep(self, n: int) -> None:
+        """Take away all episodes but the first n."""
         self.n_episodes = n
         for i in range(n):
             self.n_steps += int(read_json(self._data / str(i) / METADATA)["total_steps"])
-        self._save()
-        for i in range(n, there):
-            shutil.rmtree(self._data / str(i), ignore_errors=True)
+        self._save(self._data)
+        for folder in self._data.iterdir():
+            if folder.name.isdigit() and int(folder.name) >= n:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, episodes: Sequence[Episode]) -> None:
         """Append episodes; raises OSError if they cannot be written, and the dataset is as before."""
@@ -121,11 +155,11 @@ class DatasetWriter:
         self._write_arrow(self._data, self.n_episodes, episodes, new.format, new.compression)
         self.n_episodes += len(episodes)
         self.n_steps += sum(map(len, episodes))
-        self._save()
+        self._save(self._data)
 
-    def _save(self) -> None:
+    def _save(self, folder: Path) -> None:
         content = {**metadata_of(self._new, self.n_episodes, self.n_steps), _TOKEN: self.token}
-        replace_file(self._data / METADATA, json.dumps(content))
+        replace_file(folder / METADATA, json.dumps(content))
 
     def close(self) -> None:
         """Note its size in MB, which Minari shows."""

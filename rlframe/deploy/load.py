@@ -83,10 +83,8 @@ def _agent_with(
 ) -> Agent:
     try:
         agent = make_agent(experiment, observation_space, action_space, torch.device("cpu"))
-        several = isinstance(agent, Team) and len(agent.sizes) > 1
-        load_weights(
-            next(iter(agent.policies.values())) if isinstance(agent, Team) and not several else agent, weights, source
-        )
+        own = [*agent.agents().values()] if isinstance(agent, Team) else []
+        load_weights(own[0] if len(own) == 1 else agent, weights, source)  # one alone has its weights by their names
     except (ConfigError, ValueError) as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names every parameter
         observations, actions = (" ".join(str(space).split())[:100] for space in (observation_space, action_space))

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.multi_agent import (
@@ -37,7 +37,7 @@ from rlframe.envs.options import EnvOptions, clip_bounds
 from rlframe.envs.pettingzoo import Extras, as_parallel, function_of, possible_agents
 
 _PROBED = 10  # episodes for which a function is asked which policies it gives an agent
-_FLAGS = (FIRST, TERMINATED, TRUNCATED, VALID, REWARD)  # of a single step
+_FLAGS = (FIRST, TERMINATED, TRUNCATED, VALID)  # of a single step
 
 
 class MultiAgentEnv(gymnasium.Env[Any, Any]):
@@ -70,14 +70,24 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self.observation_space = JointSpace(entries, seen, self._slots)
         actions = {name: side_by_side(space, sizes[name]) for name, space in done.items()}
         self.action_space = JointSpace(actions, done, self._slots)
-        self._rows: dict[str, dict[str, Any]] = {name: zeros(space) for name, space in entries.items()}
+        self._flags = {name: np.zeros((len(_FLAGS), n), np.bool_) for name, n in sizes.items()}
+        self._rows: dict[str, dict[str, Any]] = {
+            name: {**zeros(space), **dict(zip(_FLAGS, self._flags[name], strict=True))}
+            for name, space in entries.items()
+        }
+        self._write_rows = {  # of a policy's agents at once
+            name: None if self._extra.adds else _rows_writer(space, self._rows[name][OBSERVATION])
+            for name, space in seen.items()
+        }
         self._write = {name: row_writer(space, warn_once) for name, space in seen.items()}
         self._masks = {name: mask_parts(seen[name], done[name]) for name in own}
         self._split = {name: unbatch(space) for name, space in done.items()}
         self._place: dict[str, tuple[dict[str, Any], str, int]] = {}  # of each agent in this episode, see `_assign`
         self._got: dict[str, float] = {}  # where agents take turns: rewards since the agent began its step
         self._is_first: dict[str, bool] = {}  # and whether that step is its first
-        self._returns: dict[str, float] = {}  # of the agents that have come, in this episode
+        self._returns = {name: np.zeros(n) for name, n in sizes.items()}  # in this episode, of all that have come
+        self._came = {name: np.zeros(n, bool) for name, n in sizes.items()}
+        self._n_slots = sum(sizes.values())
         self._elapsed, self._episode = 0, -1
 
     def _make_slots(self) -> dict[str, tuple[str, ...]]:
@@ -128,7 +138,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         observations, infos = self.env.reset(seed=int(self.np_random.integers(2**31)), options=options)
         self._episode += 1
         self._assign()
-        self._elapsed, self._returns = 0, {}
+        self._elapsed = 0
+        for policy, came in self._came.items():
+            came.fill(False)
+            self._returns[policy].fill(0.0)
         for leaf in leaves(self._rows):
             leaf.fill(0)  # also what agents that have not come observed in earlier episodes
         now = [self.env.aec_env.agent_selection] if self.turns else self.env.agents
@@ -154,10 +167,9 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Start the episode of an agent that has come."""
         if agent not in self._place:
             raise InvalidValue(f"agent {agent} is none of possible_agents, which are {', '.join(self.possible)}")
-        rows, _, k = self._place[agent]
-        rows[FIRST][k] = self._is_first[agent] = True
+        rows, policy, k = self._place[agent]
+        rows[FIRST][k] = self._is_first[agent] = self._came[policy][k] = True
         self._got[agent] = 0.0
-        self._returns.setdefault(agent, 0.0)
         self._observe(agent, observations, infos, acts=True)
 
     def _observe(self, agent: str, observations: Mapping[str, Any], infos: Mapping[str, Any], acts: bool) -> None:
@@ -176,8 +188,9 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Tree) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._elapsed += 1
         out_of_time = bool(self._limit) and self._elapsed >= self._limit
-        for rows in self._rows.values():
-            _clear(rows, _FLAGS)
+        for policy, flags in self._flags.items():
+            flags.fill(False)
+            self._rows[policy][REWARD].fill(0.0)
         step = self._step_in_turn if self.turns else self._step_all
         reward, cut = step(action, out_of_time)
         done = out_of_time or not self.env.agents
@@ -187,10 +200,20 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Step all agents; returns the sum of rewards, and whether an agent was truncated."""
         acted, total, cut = list(self.env.agents), 0.0, False
         each = {policy: self._split[policy](rows) for policy, rows in action.items()}
-        actions = {agent: each[policy][k] for agent in acted for _, policy, k in (self._place[agent],)}
+        everyone = len(acted) == self._n_slots
+        if everyone:
+            actions = {
+                a: x for policy, agents in self._slots.items() for a, x in zip(agents, each[policy], strict=True)
+            }
+        else:
+            actions = {agent: each[policy][k] for agent in acted for _, policy, k in (self._place[agent],)}
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         left = self.env.agents
         self._extra.update(observations)
+        if everyone and left == acted and not out_of_time:
+            found = self._write_all(observations, rewards, terminated, truncated, infos)
+            if found is not None:
+                return found, False
         for agent in acted:
             over, late = bool(terminated.get(agent, False)), bool(truncated.get(agent, False)) or out_of_time
             if not over and not late and agent not in left:
@@ -204,6 +227,41 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
                 if agent not in acted:
                     self._start(agent, observations, infos)
         return total, cut
+
+    def _write_all(
+        self,
+        observations: Mapping[str, Any],
+        rewards: Mapping[str, Any],
+        terminated: Mapping[str, Any],
+        truncated: Mapping[str, Any],
+        infos: Mapping[str, Any],
+    ) -> float | None:
+        """Write the step of all agents of all policies at once, if all go on and all is well; returns their rewards.
+
+        With 16 agents that takes a third of the time that writing one by one takes.
+        """
+        if any(terminated.values()) or any(truncated.values()):
+            return None
+        total = 0.0
+        for policy, agents in self._slots.items():
+            rows, write = self._rows[policy], self._write_rows[policy]
+            try:
+                each = [rewards[agent] for agent in agents]
+                got, own = np.array(each, np.float64), float(sum(each))
+                if write is not None:
+                    write([observations[agent] for agent in agents])
+            except (AttributeError, KeyError, TypeError, ValueError, InvalidValue):  # told agent by agent
+                return None
+            if got.shape != (len(agents),) or not abs(own) < np.inf:
+                return None
+            if write is None:
+                for agent in agents:
+                    self._observe(agent, observations, infos, acts=True)
+            rows[REWARD][:] = [self._reward(reward) for reward in got.tolist()] if self._reward else got
+            rows[VALID].fill(True)
+            self._returns[policy] += got
+            total += own
+        return total
 
     def _step_in_turn(self, action: Tree, out_of_time: bool) -> tuple[float, bool]:
         """Step the agent whose turn it is; returns the sum of rewards, and whether an agent was truncated."""
@@ -239,20 +297,18 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             reward = reward.item()
         if not isinstance(reward, int | float | np.number | np.bool_):
             raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is {reward!r:.60}, not a number")
-        if not abs(reward) < np.inf:
+        if not abs(float(reward)) < np.inf:
             raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is not finite: {reward}")
         rows[VALID][k], rows[TERMINATED][k], rows[TRUNCATED][k] = True, over, late and not over
         rows[REWARD][k] = self._reward(float(reward)) if self._reward else reward
-        self._returns[agent] += float(reward)
+        self._returns[policy][k] += float(reward)
         return float(reward)
 
     def _report(self) -> dict[str, float]:
         """At the end of an episode, the mean return of each policy's agents."""
-        found: dict[str, list[float]] = {}
-        for agent, total in self._returns.items():
-            policy = self._place[agent][1] if len(self._slots) > 1 else "agent"
-            found.setdefault(f"episode/{policy}/return", []).append(total)
-        return {name: sum(each) / len(each) for name, each in found.items()}
+        found = {policy: self._returns[policy][came] for policy, came in self._came.items() if came.any()}
+        alone = len(self._slots) == 1
+        return {f"episode/{'agent' if alone else policy}/return": float(own.mean()) for policy, own in found.items()}
 
     def render(self) -> Any:
         return self.env.render()
@@ -289,6 +345,20 @@ def _reward_of(options: EnvOptions) -> Callable[[float], float] | None:
     return lambda reward: min(max(reward * options.reward_scale, low), high)
 
 
-def _clear(rows: dict[str, Any], names: Sequence[str]) -> None:
-    for name in names:
-        rows[name].fill(0)
+def _rows_writer(space: Space, rows: Any) -> Callable[[list[Any]], None] | None:
+    """A function that writes the observations of all agents into `rows` at once; None for another space than a Box.
+
+    It raises InvalidValue or TypeError if one is no array of the shape and dtype of the space.
+    """
+    if not isinstance(space, spaces.Box) or not space.shape:
+        return None
+    shape = space.shape
+    casting: Any = "same_kind" if space.dtype == np.float64 else "no"
+    joined = rows.reshape(-1, *shape[1:])
+
+    def write(observations: list[Any]) -> None:
+        if any(x.shape != shape for x in observations):
+            raise InvalidValue("another shape")
+        np.concatenate(observations, out=joined, casting=casting)  # stack takes twice the time
+
+    return write

@@ -72,11 +72,15 @@ class Extras:
         self._state: Any = None
         self.update(observations)
         if self._function:
-            self._space = spaces.Box(-np.inf, np.inf, np.shape(self._state), np.float32)
+            self._space = _box_of(self._state)
         elif state:
             given = vars(env.unwrapped).get("state_space")
             self._space = given if isinstance(given, Space) else _box_of(self._state)
-        self._adds = self._masked or bool(self._ids) or self._space is not None
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds something to what agents observe."""
+        return self._masked or bool(self._ids) or self._space is not None
 
     def update(self, observations: Mapping[str, Any]) -> None:
         """Take the state after a step, of which these are the observations."""
@@ -94,7 +98,7 @@ class Extras:
     def space_of(self, agent: str) -> Space:
         """The space of all that an agent observes."""
         own: Space = self._env.observation_space(agent)
-        if not self._adds:
+        if not self.adds:
             return own
         entries = dict(own.spaces) if isinstance(own, spaces.Dict) else {OBSERVATION: own}
         if self._masked and ACTION_MASK not in entries and isinstance(done := self._env.action_space(agent), _DISCRETE):
@@ -108,7 +112,7 @@ class Extras:
 
     def add(self, agent: str, observation: Any, infos: Mapping[str, Any]) -> Any:
         """An agent's observation with the others."""
-        if not self._adds:
+        if not self.adds:
             return observation
         found = dict(observation) if isinstance(observation, dict) else {OBSERVATION: observation}
         if self._masked and ACTION_MASK not in found:
@@ -130,7 +134,7 @@ def _box_of(state: Any) -> spaces.Box:
     array = np.asarray(state)
     dtype = np.uint8 if array.dtype == np.uint8 else np.float32
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
-    return spaces.Box(low, high, array.shape, dtype)  # type: ignore[arg-type]
+    return spaces.Box(low, high, array.shape, dtype)
 
 
 def as_parallel(env: Any) -> tuple[Any, bool]:
@@ -162,4 +166,4 @@ def function_of(name: str, key: str) -> Callable[..., Any] | None:
     found = find_attribute(name, key)
     if not callable(found):
         raise ConfigError(f"{key}={name} is {found!r:.60}, not a function")
-    return found  # type: ignore[no-any-return]
+    return found

@@ -63,7 +63,9 @@ class EvalConfig:
     estimate: tuple[str, ...] = names(
         (), "[wis,fqe] and others: estimates from a dataset (docs/guides/estimates.md); no episodes are played"
     )
-    dataset: str = option("", "that estimates are from; default: the one that is learned from")
+    dataset: str = option(
+        "", "whose estimates, or eval/normalized_score, are logged; default: the one that is learned from"
+    )
     function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
 
     @chz.validate
@@ -79,10 +81,6 @@ class EvalConfig:
                 raise ConfigError(f"eval.estimate: {method!r:.60} is not one of {', '.join(METHODS)}")
         if self.estimate and self.function:
             raise ConfigError(f"eval.estimate and eval.function={self.function} both replace episodes; choose one")
-        if self.dataset and not self.estimate:
-            raise ConfigError(
-                f"eval.dataset={self.dataset:.100} is for eval.estimate=[wis,fqe]; add it, or remove this"
-            )
 
 
 Stop = Callable[[], bool]

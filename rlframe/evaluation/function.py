@@ -25,7 +25,7 @@ MakeEnv = Callable[[], gymnasium.Env]
 Function = Callable[[Policy, MakeEnv], Mapping[str, float]]
 _BEAT_S = 1.0
 _METRIC = re.compile(r"[^\s,/\"]+")
-_OWN = ("return_best", "since_best", "restarts")  # of the runner
+_OWN = ("return_best", "since_best", "restarts", "normalized_score")  # of the runner
 
 
 def find_function(name: str) -> Function:

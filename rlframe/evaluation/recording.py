@@ -31,7 +31,10 @@ class EvaluationRecorder:
             self._waiting[b].append(episode)
 
     def on_episode(self, trajectory: Trajectory) -> None:
-        self._counted += [self._waiting[trajectory.env].pop(0)] if self._waiting[trajectory.env] else []
+        waiting, n_steps = self._waiting[trajectory.env], trajectory.length
+        while waiting and n_steps > 0:  # a game has an episode for each life
+            n_steps -= len(waiting[0])
+            self._counted.append(waiting.pop(0))
         if sum(episode.n_bytes for episode in self._counted) > _SHARE_BYTES:
             self._write()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlframe.core.ranks import Ranks
+from rlframe.data.scores import ReferenceScores
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop
 from rlframe.evaluation.report import RETURN_MEAN
 
@@ -24,6 +25,7 @@ class EvaluationSchedule:
         self.best, self.best_env_steps = -math.inf, 0  # the highest mean return
         self.final, self.final_env_steps = math.nan, 0  # the newest mean return
         self.since_best = 0  # evaluations
+        self.reference: ReferenceScores | None = None  # for normalized scores, which there are none of without
 
     def passed(self, last: int, now: int) -> bool:
         """Whether an interval has passed since the clock was at `last`."""
@@ -79,7 +81,7 @@ class EvaluationSchedule:
             self._started = self._finished
 
     def with_best(self, env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics with those of the best mean return so far."""
+        """The metrics with those of the best mean return so far, and the normalized score."""
         found = metrics.get(RETURN_MEAN, math.nan)
         if math.isnan(found):
             return dict(metrics)
@@ -88,7 +90,8 @@ class EvaluationSchedule:
         self.since_best = 0 if better else self.since_best + 1
         if better:
             self.best, self.best_env_steps = found, env_steps
-        return {**metrics, "eval/return_best": self.best, "eval/since_best": self.since_best}
+        score = {"eval/normalized_score": self.reference.normalized(found)} if self.reference else {}
+        return {**metrics, **score, "eval/return_best": self.best, "eval/since_best": self.since_best}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ import chz
 from rlframe.core.config import names, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import PolicyMap
-from rlframe.core.parts import ROOTS, part
+from rlframe.core.parts import ROOTS, part, part_name
 from rlframe.models import ModelConfig
 
 OF_POLICY = re.compile(r"agents\.policies\.([^.]+)\..+")
@@ -86,3 +86,15 @@ def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
             if not (other and key.startswith("algo")):
                 found.setdefault(f"{own}.{key}", value)
     return found
+
+
+def check_joint(policy: str, algo: Any, bonus: Any, env: str, turns: bool) -> None:
+    """Raise ConfigError unless a policy's agents can learn together: they take turns, or rewards have a bonus."""
+    name = part_name(algo, ROOTS["algo"])
+    if turns:
+        raise ConfigError(
+            f"policy {policy}: algo={name} learns from what agents do at the same time, and those of env={env} take "
+            f"turns; use algo=ppo or dqn"
+        )
+    if (kind := part_name(bonus, "rlframe.rewards")) != "none":
+        raise ConfigError(f"policy {policy}: reward.bonus={kind} is of one agent's rows, and algo={name} has a team's")

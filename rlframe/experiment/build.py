@@ -26,12 +26,15 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
+from rlframe.data.reading import check_spaces, open_dataset
+from rlframe.data.scores import KEYS, ReferenceScores
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
 from rlframe.evaluation.episode_rows import load_episodes
 from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
+from rlframe.experiment.agents import check_joint
 from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
@@ -146,7 +149,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
                 opened.enter_context(closing(evaluator))
             called = [*callbacks, *_recorders(experiment, in_spaces)]
             runner = experiment.runner.make_runner(sampler, learners, evaluator, called, experiment.stop)
-            runner.log.env_seeds = sampler.env_seeds(experiment.seed)
+            _inform(runner, experiment, in_spaces)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = AdaptiveThreads(threads)
                 for each in learners.values():
@@ -181,28 +184,16 @@ def _make_learners(
     observations, actions = joint(in_spaces)
     found = {}
     for index, (name, n) in enumerate(agent.sizes.items()):
-        own, policy, spec = experiment.of_policy(name, index), agent.policies[name], sampler.batch_spec
+        own, policy, spec = experiment.of_policy(name, index), agent.agents()[name], sampler.batch_spec
         learns, jointly = experiment.agents.learns(name), learns_jointly(own.algo)
         if learns and jointly:
-            _check_joint(own, name, agent)
+            check_joint(name, own.algo, own.reward.bonus, own.env, agent.turns)
         each = partial(own.algo.make_algorithm, policy, spec._replace(B=spec.B * n))
         make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
         in_own = observations.own[name], actions.own[name]
         algo = _make_algorithm(own, make, in_own) if learns else Frozen(own.algo)
         found[name] = Learner(policy, algo, team=agent, joint=learns and jointly)
     return found
-
-
-def _check_joint(experiment: Experiment, name: str, team: Team) -> None:
-    """Raise ConfigError if a policy's agents take turns, or its rewards have a bonus."""
-    algo, bonus = part_name(experiment.algo, ROOTS["algo"]), part_name(experiment.reward.bonus, "rlframe.rewards")
-    if team.turns:
-        raise ConfigError(
-            f"policy {name}: algo={algo} learns from what agents do at the same time, and those of "
-            f"env={experiment.env} take turns; use algo=ppo or dqn"
-        )
-    if bonus != "none":
-        raise ConfigError(f"policy {name}: reward.bonus={bonus} is of one agent's rows, and algo={algo} has a team's")
 
 
 def _make_algorithm(
@@ -215,7 +206,7 @@ def _make_algorithm(
         load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
     _check_divided(algo)
     bonus = experiment.reward.bonus
-    return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)  # type: ignore[no-any-return]
+    return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
 
 
 def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
@@ -223,6 +214,12 @@ def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
     observations, actions = in_spaces
     assert isinstance(observations, JointSpace) and isinstance(actions, JointSpace)
     return observations, actions
+
+
+def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
+    """Give the log the seeds of the environments, and evaluations the reference scores."""
+    runner.evaluations.reference = _reference(experiment, in_spaces)
+    runner.log.env_seeds = runner.sampler.env_seeds(experiment.seed)
 
 
 def _described(experiment: Experiment, agent: Agent, sampler: Source, where: str) -> dict[str, str]:
@@ -274,11 +271,37 @@ def _make_evaluator(
     return None
 
 
+def _datasets_of(experiment: Experiment) -> list[str]:
+    """That of eval.dataset, else those that are learned from."""
+    if experiment.eval.dataset:
+        return [experiment.eval.dataset]
+    learned = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
+    return learned.names() if isinstance(learned, OfDatasets) else []
+
+
+def _reference(experiment: Experiment, in_spaces: tuple[Space, Space]) -> ReferenceScores | None:
+    """The first reference scores of these datasets; None if they name none.
+
+    Raises:
+        ConfigError: eval.dataset names none, and is not estimated from either, or it is of other spaces.
+    """
+    named = experiment.eval.dataset
+    datasets = [open_dataset(name) for name in _datasets_of(experiment)]
+    for dataset in datasets if named else ():
+        check_spaces(dataset, *in_spaces, "the environment of this run")
+    found = next((dataset.reference for dataset in datasets if dataset.reference), None)
+    if named and found is None and not experiment.eval.estimate:
+        raise ConfigError(
+            f"eval.dataset={named:.100} names no {' and '.join(KEYS)} for eval/normalized_score; give them by "
+            f"python -m rlframe.data convert, or add eval.estimate=[wis,fqe]"
+        )
+    return found
+
+
 def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> EstimateEvaluator:
     """An evaluator by a dataset; raises ConfigError if there is none, or a method does not fit the agent."""
-    config, algo = experiment.eval, experiment.algo
-    learned = algo.replay if learns_from(algo) == "replay" else None
-    name = config.dataset or (learned.names()[0] if isinstance(learned, OfDatasets) else "")
+    config = experiment.eval
+    name = next(iter(_datasets_of(experiment)), "")
     if not name:
         raise ConfigError(
             f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"

@@ -43,6 +43,8 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         found = images if _sees_images(experiment.env_config(), here) else vectors
     else:
         found = vectors
+    if ":" in experiment.model.encoder:  # the user's own, which normalises by itself or not
+        found = {key: value for key, value in found.items() if key not in ("model.norm", "model.image_norm")}
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
     return _source(experiment), found

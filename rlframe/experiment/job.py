@@ -13,7 +13,7 @@ from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
-from rlframe.data.writing import check_free
+from rlframe.data.writing import check_free, check_name
 from rlframe.experiment import hardware
 from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import compiled_as
@@ -26,6 +26,7 @@ from rlframe.experiment.resumable import CheckResumed, check_same_run
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import NEW_WEIGHTS, check_sync, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
+from rlframe.record.directory import run_directory, run_tokens
 from rlframe.record.loggers import check_loggers
 from rlframe.record.remote import check_uri
 from rlframe.runners.recording import named_for
@@ -149,12 +150,19 @@ def choices_made(run: Path) -> dict[str, Any]:
     return {key: chosen[key] for key, valid in kept.items() if valid}
 
 
-def _check_record(job: Job) -> None:
-    """Raise ConfigError unless its loggers, its dataset, and the place that it is copied to, can be used here."""
-    check_loggers((c := job.experiment).loggers)
+def _check_record(c: Experiment) -> None:
+    """Raise ConfigError unless its loggers, and the place that it is copied to, can be used, and `record` is a name."""
+    check_loggers(c.loggers)
     check_uri(c.sync, "sync")
-    if c.record and not job.resume:
-        check_free(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
+    if c.record:
+        check_name(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
+
+
+def _check_new_dataset(c: Experiment) -> None:
+    """Raise ConfigError if a dataset is in the way of a new run that is not that of an attempt of it."""
+    if c.record:
+        own = run_tokens(run_directory(c.log_dir, c.run_ID)) if c.log_dir else []
+        check_free(named_for(c.record, c.seed, c.run_ID, rank=0), "record", own)
 
 
 def check_job(job: Job) -> Experiment:
@@ -166,7 +174,7 @@ def check_job(job: Job) -> Experiment:
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
-    _check_record(job)
+    _check_record(job.experiment)  # a run of a study checks itself whether a dataset is in its way
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
@@ -185,7 +193,9 @@ def place_job(job: Job) -> tuple[Job, int]:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
             fit, or a logger does not exist.
     """
-    _check_record(job)
+    _check_record(job.experiment)
+    if not job.resume:
+        _check_new_dataset(job.experiment)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes

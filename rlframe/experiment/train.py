@@ -30,6 +30,7 @@ from rlframe.experiment.resumable import is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
 from rlframe.record import current_run, logger_context
+from rlframe.record.directory import run_directory
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.system.affinity import pinned
@@ -203,7 +204,7 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: R
 
     A job is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
     """
-    directory = _directory_of(experiment)
+    directory = run_directory(experiment.log_dir, experiment.run_ID)
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
         return ""
     before = read_json(directory / "params.json").get("config", {})
@@ -211,13 +212,9 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: R
     return str(directory) if same else ""
 
 
-def _directory_of(experiment: Experiment) -> Path:
-    return Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
-
-
 def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int]:
     """The experiment with the sampler, and the threads, that its job chose before torchrun restarted its ranks."""
-    directory = _directory_of(experiment)
+    directory = run_directory(experiment.log_dir, experiment.run_ID)
     if not _run_of_this_job(experiment, to_flat(experiment), place):
         return experiment, 0
     chosen = choices_made(directory)

@@ -129,8 +129,9 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     """
     if config.action_embedding:
         raise ConfigError(
-            f"model.action_embedding={config.action_embedding} is for Q-values and logits (dqn, r2d1, ppo, a2c, pg, "
-            f"impala, appo, bc, marwil); for critics of actions (DDPG, TD3, SAC, CQL, IQL) set model.action_embedding=0"
+            f"model.action_embedding={config.action_embedding} is for Q-values and logits (dqn, r2d1, pqn, ppo, a2c, "
+            f"pg, impala, appo, bc, marwil); for critics of actions (DDPG, TD3, SAC, CQL, IQL) set "
+            f"model.action_embedding=0"
         )
     unsupported = {
         "model.memory=none": config.memory != "none",

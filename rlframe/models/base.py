@@ -18,7 +18,7 @@ from rlframe.core.types import AgentInputs
 from rlframe.models.network import NORMS, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
-ACTIVATIONS = ("tanh", "relu", "elu", "silu")
+ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
@@ -109,8 +109,10 @@ class CriticConfig:
 class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
 
-    encoder: str = option("auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, your own nn.Module")
-    channels: tuple[int, ...] = sizes((), "of each convolution, or each stage of impala; []: the encoder's own")
+    encoder: str = option(
+        "auto", "auto | mlp | nature | impala | hadamax | module:Class or ./file.py:Class, your own nn.Module"
+    )
+    channels: tuple[int, ...] = sizes((), "of each convolution, or stage of impala and hadamax; []: the encoder's own")
     kernels: tuple[int, ...] = sizes((), "sides of the convolutions' kernels, in pixels; []: [8,4,3]")
     strides: tuple[int, ...] = sizes((), "of the convolutions; []: [4,2,1]")
     pools: tuple[int, ...] = sizes((), "sides of the squares of max pooling after each convolution; []: none")
@@ -119,6 +121,7 @@ class ModelConfig:
     activation: str = choice("tanh", ACTIVATIONS, "between fully connected layers")
     norm: str = choice("none", NORMS, "normalisation of each row, or over the batch, before these activations")
     critic: CriticConfig = chz.field(default=CriticConfig(), doc="networks of critics or state values, if separate")
+    image_norm: str = choice("none", ("none", "layer"), "normalisation of a pixel's channels, after each convolution")
     memory: str = choice("none", ("none", "lstm", "gru", "transformer"), "what follows the encoder")
     memory_size: int = count(64, "width of the memory")
     memory_window: int = count(32, "rows that a transformer attends to: a row and those before it", low=2, high=2**16)

@@ -19,9 +19,11 @@ from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16, learning_in
 from rlframe.models.base import ModelConfig, with_modes
-from rlframe.models.network import Network, orthogonal
+from rlframe.models.network import LAYER_EPSILON, Network, orthogonal
 
 _NATURE_MINIMUM = 36  # pixels per side, below which the Nature CNN has no output
+_HADAMAX_MINIMUM = 19
+_IMAGE_ENCODERS = ("nature", "impala", "hadamax")
 
 
 class Vector(nn.Module):
@@ -100,12 +102,24 @@ def is_image(space: Space) -> bool:
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
+class ChannelNorm(nn.Module):
+    """Normalisation of the channels of each pixel of [N, channels, height, width] (Ba et al. 2016), in float32."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = x.movedim(1, -1).float()  # of bfloat16, gradients would be wrong by 2 to 4 % instead of 1
+        return F.layer_norm(pixels, pixels.shape[-1:], self.weight, self.bias, LAYER_EPSILON).movedim(-1, 1)
+
+
 class ConvNet(nn.Sequential):
-    """Convolutions without padding and a relu after each, and after that perhaps max pooling."""
+    """Convolutions without padding, perhaps normalised, and a relu after each, and after that perhaps max pooling."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__(*parts)
-        self.pools = any(isinstance(part, nn.MaxPool2d) for part in parts)
+        self.plain = all(isinstance(part, nn.Conv2d | nn.ReLU) for part in parts)
 
     def convolutions(self) -> list[nn.Conv2d]:
         """The convolutions; the first is a FirstConv2d."""
@@ -144,34 +158,77 @@ def conv_net(image: Image, config: ModelConfig) -> ConvNet:
     before = (image.shape[0], *channels)
     for n, (out, kernel, stride, pool) in zip(before, layers, strict=False):
         layer = nn.Conv2d(n, out, kernel, stride) if parts else FirstConv2d(n, out, kernel, stride, scale=image.scale)
-        parts += [orthogonal(layer), nn.ReLU(), *([nn.MaxPool2d(pool)] if pool > 1 else [])]
+        norms = [ChannelNorm(out)] if config.image_norm == "layer" else []
+        parts += [orthogonal(layer), *norms, nn.ReLU(), *([nn.MaxPool2d(pool)] if pool > 1 else [])]
     return ConvNet(*parts)
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions with a skip connection."""
+    """Two 3x3 convolutions, perhaps normalised, with a skip connection."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, norm: str = "none") -> None:
         super().__init__()
-        self.one = orthogonal(nn.Conv2d(channels, channels, 3, padding=1))
-        self.two = orthogonal(nn.Conv2d(channels, channels, 3, padding=1))
+        self.one = _normalized(orthogonal(nn.Conv2d(channels, channels, 3, padding=1)), channels, norm)
+        self.two = _normalized(orthogonal(nn.Conv2d(channels, channels, 3, padding=1)), channels, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.two(F.relu(self.one(F.relu(x))))
 
 
-def impala(channels: int, scale: float, stages: Sequence[int] = ()) -> nn.Sequential:
+def _normalized(convolution: nn.Module, channels: int, norm: str) -> nn.Module:
+    return nn.Sequential(convolution, ChannelNorm(channels)) if norm == "layer" else convolution
+
+
+def impala(channels: int, scale: float, stages: Sequence[int] = (), norm: str = "none") -> nn.Sequential:
     """The deep residual network of Espeholt et al. 2018 (figure 3): stages of 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for out in stages or (16, 32, 32):
         layers += [
-            orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=1.0 if layers else scale)),
+            _normalized(orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=scale)), out, norm),
             nn.MaxPool2d(3, 2, 1),
-            Residual(out),
-            Residual(out),
+            Residual(out, norm),
+            Residual(out, norm),
         ]
-        channels = out
+        channels, scale = out, 1.0
     return nn.Sequential(*layers, nn.ReLU())
+
+
+class Hadamax(nn.Module):
+    """A stage of `hadamax`: gelu(norm(conv x)) ⊙ gelu(norm(conv' x)), then max pooling; both convolutions at once."""
+
+    def __init__(self, channels: int, out: int, kernel: int, pool: tuple[int, int], scale: float) -> None:
+        """`pool`: side and stride."""
+        super().__init__()
+        self.both = orthogonal(FirstConv2d(channels, 2 * out, kernel, padding=kernel // 2, scale=scale))
+        self.norms = nn.ModuleList([ChannelNorm(out), ChannelNorm(out)])
+        self.pool = nn.MaxPool2d(*pool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.norms, self.both(x).chunk(2, 1), strict=True)
+        one, other = (F.gelu(norm(part), approximate="tanh") for norm, part in parts)
+        pooled: Tensor = self.pool(one * other)
+        return pooled
+
+
+def hadamax(image: Image, stages: Sequence[int] = ()) -> nn.Sequential:
+    """The encoder of Kooi et al. 2025 (arXiv 2505.15345): three stages of 32, 64, 64 channels, always normalised.
+
+    Raises:
+        ConfigError: the image is too small, or there are not three numbers of channels.
+    """
+    channels, height, width = image.shape
+    if min(height, width) < _HADAMAX_MINIMUM:
+        raise ConfigError(
+            f"model.encoder=hadamax needs images of {_HADAMAX_MINIMUM} pixels per side, got {height}x{width}; use "
+            f"impala"
+        )
+    if len(stages) not in (0, 3):
+        raise ConfigError(f"model.channels={list(stages)} must be three numbers with model.encoder=hadamax")
+    layers, scale = [], image.scale
+    for out, kernel, pool in zip(stages or (32, 64, 64), (8, 4, 3), ((4, 4), (2, 2), (3, 1)), strict=True):
+        layers.append(Hadamax(channels, out, kernel, pool, scale))
+        channels, scale = out, 1.0
+    return nn.Sequential(*layers)
 
 
 class Encoder(nn.Module):
@@ -186,7 +243,8 @@ class Encoder(nn.Module):
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        activation = "relu" if any(self.order) else config.activation
+        of_images = "gelu" if config.encoder == "hadamax" else "relu"
+        activation = of_images if any(self.order) else config.activation
         self.mlp = Network([size, *hidden], activation, activation, config.norm, gain=math.sqrt(2))
         self.size = self.mlp.size
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
@@ -225,8 +283,10 @@ class Encoder(nn.Module):
 def _convolutions(image: Image, config: ModelConfig) -> nn.Sequential:
     channels, height, width = image.shape
     kind, shaped = config.encoder, config.kernels or config.strides or config.pools
-    if kind == "impala" and shaped:
-        raise ConfigError("model.kernels, strides and pools are not for model.encoder=impala; use encoder=nature")
+    if kind in ("impala", "hadamax") and shaped:
+        raise ConfigError(f"model.kernels, strides and pools are not for model.encoder={kind}; use encoder=nature")
+    if kind == "hadamax":
+        return nn.Sequential(image, hadamax(image, config.channels))
     small = min(height, width) < _NATURE_MINIMUM and not shaped
     if kind == "nature" and small:
         raise ConfigError(
@@ -234,7 +294,7 @@ def _convolutions(image: Image, config: ModelConfig) -> nn.Sequential:
             f"model.kernels and model.strides"
         )
     if kind == "impala" or small:
-        return nn.Sequential(image, impala(channels, image.scale, config.channels))
+        return nn.Sequential(image, impala(channels, image.scale, config.channels, config.image_norm))
     return nn.Sequential(image, conv_net(image, config))
 
 
@@ -300,16 +360,19 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     Raises:
         ConfigError: there is no such encoder, or it does not fit the space.
     """
-    if config.encoder in ("nature", "impala") and not has_images(space):
+    if config.encoder in _IMAGE_ENCODERS and not has_images(space):
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
+    if config.image_norm != "none" and not has_images(space):
+        raise ConfigError(f"model.image_norm={config.image_norm} needs images, but {space} has none; use model.norm")
     given = [name for name in ("channels", "kernels", "strides", "pools") if getattr(config, name)]
-    if given and (config.encoder not in ("auto", "nature", "impala") or not has_images(space)):
-        raise ConfigError(f"model.{given[0]} is for the images of model.encoder=auto, nature or impala; leave it out")
-    if config.encoder in ("auto", "mlp", "nature", "impala"):
+    if given and (config.encoder not in ("auto", *_IMAGE_ENCODERS) or not has_images(space)):
+        shown = ", ".join(_IMAGE_ENCODERS)
+        raise ConfigError(f"model.{given[0]} is for the images of model.encoder=auto, {shown}; leave it out")
+    if config.encoder in ("auto", "mlp", *_IMAGE_ENCODERS):
         return Encoder(space, config)
     if ":" not in config.encoder:
         raise ConfigError(
-            f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala; "
+            f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala, hadamax; "
             f"write your own class as package.module:Class or ./file.py:Class"
         )
     found = find_attribute(config.encoder, "model.encoder")

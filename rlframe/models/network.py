@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "elu": F.elu,
     "silu": F.silu,
+    "gelu": partial(F.gelu, approximate="tanh"),
     "none": lambda x: x,
 }
 NORMS = ("none", "layer", "batch")

@@ -27,7 +27,7 @@ from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
 _MANY = 2_000  # numbers from which torch's relu is faster: of 15,000 NumPy takes 5.9 us, torch 1.7
-_ZERO = np.float32(0)
+_ZERO, _GELU = np.float32(0), np.float32(2 * (2 / np.pi) ** 0.5)
 Array = np.ndarray
 Map = Callable[[Array], Array]  # maps K blocks of b rows [K, b, F], or a single block [b, F]
 
@@ -48,6 +48,7 @@ ACTIVATIONS: dict[str, Map] = {  # which may overwrite x
     "relu": _relu,
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "silu": lambda x: x * sigmoid(x),
+    "gelu": lambda x: x * sigmoid(_GELU * (x + np.float32(0.044715) * x * x * x)),  # F.gelu with approximate="tanh"
     "none": lambda x: x,
 }
 
@@ -138,11 +139,11 @@ def vector(module: nn.Module) -> Map:
 
 
 def image(module: nn.Module) -> Map | None:
-    """Features [1, F] of one image [1, ...], valid until the next call; None if the CNN is no `ConvNet`, or pools."""
+    """Features [1, F] of one image [1, ...], valid until the next call; None unless it is a plain `ConvNet`."""
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
     assert isinstance(pixels, Image)
-    if not isinstance(body, ConvNet) or body.pools:
+    if not isinstance(body, ConvNet) or not body.plain:
         return None
     first = x = np.empty(pixels.shape, np.float32)
     steps = []

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 from torch import Tensor, nn
-from torch import inf as infinity
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, AVAILABLE_ACTIONS, PRIVILEGED, action_features, mask_parts, without
@@ -73,6 +72,15 @@ def special_entries(observation_space: Space, action_space: Space, config: Model
 def has_privileged(space: Space) -> bool:
     """Whether observations have an entry for critics alone."""
     return isinstance(space, spaces.Dict) and PRIVILEGED in space.spaces
+
+
+def check_not_privileged(observation_space: Space) -> None:
+    """Raise ConfigError if observations have an entry that no network of the DQN family would see."""
+    if has_privileged(observation_space):
+        raise ConfigError(
+            "observation['privileged'] is for critics alone, but a Q-network is the one that acts; leave it out, or "
+            "agents.global_state, which adds it (for a team: algo=qmix)"
+        )
 
 
 class ActionOutputs(nn.Module):
@@ -141,8 +149,3 @@ def nth_allowed(mask: Any, drawn: Any) -> Any:
     """The allowed action with the number drawn modulo the number of allowed ones; [...] of masks [..., n]."""
     counts = allowed(mask).cumsum(-1)  # of allowed actions up to each
     return (counts <= (drawn % counts[..., -1])[..., None]).sum(-1)
-
-
-def best_allowed(q: Tensor, observation: Tree) -> Tensor:
-    """The best allowed action [...] by Q-values [..., n]."""
-    return q.masked_fill(~allowed(observation[ACTION_MASK]), -infinity).argmax(-1)

@@ -1,4 +1,4 @@
-"""Returns and advantages of a batch of rows [T, B], used by the on-policy algorithms, replay and R2D1.
+"""Returns and advantages of a batch of rows [T, B], used by the on-policy algorithms, PQN, replay and R2D1.
 
 All functions share these arguments:
 
@@ -81,6 +81,26 @@ def lambda_return(
         return (_accumulate(return_, continues.to(return_.dtype).mul_(discount * lambda_)),)
 
     return _without_absent(returns, reward, value, terminated, truncated, valid)[0]
+
+
+def q_lambda_return(
+    reward: Tensor,
+    q: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    discount: float,
+    lambda_: float,
+) -> Tensor:
+    """Q(λ) return [T, B] of the greedy policy, which is not cut where an action was not greedy (Peng & Williams 1994).
+
+    G[t] = r[t] + γ (1 - terminated[t]) ((1 - λ) max_a Q[t+1, a] + λ G[t+1]),   G[t+1] = max_a Q[t+1, a] at a cut
+    (Gallici et al. 2024, arXiv 2407.04811, section 4)
+
+    Args:
+        q: [T+1, B, A], -inf for actions that are not allowed; one of each row is.
+    """
+    return lambda_return(reward, q.amax(-1), terminated, truncated, valid, discount, lambda_)
 
 
 def discounted_return(

@@ -1,7 +1,7 @@
 """Optimizers: `algo.optimizer=NAME` names one, and `algo.optimizer.FIELD` sets its fields."""
 
 from rlframe.optimizers.base import Optimizer, OptimizerConfig, optimizer
-from rlframe.optimizers.moments import AdamConfig, AdamWConfig, RMSPropConfig, SGDConfig
+from rlframe.optimizers.moments import AdamConfig, AdamWConfig, RAdamConfig, RMSPropConfig, SGDConfig
 from rlframe.optimizers.muon import MuonConfig
 from rlframe.optimizers.own import OwnConfig
 
@@ -10,6 +10,7 @@ KINDS = {
     "adamw": AdamWConfig,
     "muon": MuonConfig,
     "own": OwnConfig,
+    "radam": RAdamConfig,
     "rmsprop": RMSPropConfig,
     "sgd": SGDConfig,
 }
@@ -22,6 +23,7 @@ __all__ = [
     "Optimizer",
     "OptimizerConfig",
     "OwnConfig",
+    "RAdamConfig",
     "RMSPropConfig",
     "SGDConfig",
     "optimizer",

@@ -1,4 +1,4 @@
-"""Adam, AdamW, RMSProp and SGD: optimizers whose state is a few moments of each parameter, without torch.optim.
+"""Adam, AdamW, RAdam, RMSProp and SGD: optimizers whose state is a few moments of each parameter, without torch.optim.
 
 torch.optim collects and checks its parameters at each step: 71 us instead of 30 for the twelve parameters of two 64x64
 networks. It also loads torch's compiler.
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -160,7 +161,7 @@ class Adam(Moments):
 
     def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
         """The equations, each tensor on its own: a compiler makes loops of them."""
-        t = torch.stack(lists[2])
+        t = torch.stack(lists[2]).clamp(min=1.0)  # 0: no step was made, and 0 / 0 times 0 is NaN
         step = held(rate * keep / (1 - self.beta1**t)).unbind()
         inverse_root = held((1 - self.beta2**t).rsqrt()).unbind()
         for parameter, gradient, a, b, m, v in zip(*lists[:2], step, inverse_root, *lists[3:], strict=True):
@@ -187,6 +188,89 @@ class AdamWConfig(OptimizerConfig):
 
     def make(self, parameters: Sequence[nn.Parameter]) -> Adam:
         return Adam(parameters, self.betas, self.epsilon, self.weight_decay, decoupled=True)
+
+
+@chz.chz
+class RAdamConfig(OptimizerConfig):
+    """On the Variance of the Adaptive Learning Rate and Beyond. Liu et al., 2020. arXiv 1908.03265 (algorithm 2)."""
+
+    betas: tuple[float, ...] = betas()
+    epsilon: float = epsilon()
+    weight_decay: float = number(0.0, "times the parameters, is added to the gradients")
+
+    def make(self, parameters: Sequence[nn.Parameter]) -> RAdam:
+        return RAdam(parameters, self)
+
+
+class RAdam(Moments):
+    """Adam's m and v;  θ <- θ - rate r m^ / (√v^ + ε) once v is of enough steps, before that θ <- θ - rate m^.
+
+    r² = (ρ - 4) (ρ - 2) ρ∞ / ((ρ∞ - 4) (ρ∞ - 2) ρ), for ρ > 5 of ρ = ρ∞ - 2 t β₂^t / (1 - β₂^t), ρ∞ = 2 / (1 - β₂) - 1.
+    As in torch.optim: ε is added to √v before v is divided by 1 - β₂^t.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: RAdamConfig) -> None:
+        super().__init__(parameters, ("exp_avg", "exp_avg_sq"))
+        self.config, self.flushes = config, config.epsilon >= _LEAST_EPSILON  # see Adam
+
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
+        factor = 0.0 if skipped is not None or is_recording() else self._factor_of_adam()
+        if factor:
+            self._as_adam(lists, rate, factor)
+        else:
+            self._move_plainly(lists, rate, 1.0 if skipped is None else 1 - skipped)
+
+    def _factor_of_adam(self) -> float:
+        """r of this step, by which it is one of Adam; 0 if it is none, or parameters have different t."""
+        t = self._n_steps.numpy() if self._n_steps.is_cpu else np.zeros(1)
+        return float(self._rectified(float(t[0]))) if t[0] > 0 and t.min() == t.max() else 0.0
+
+    def _as_adam(self, lists: Sequence[list[Tensor]], rate: float | Tensor, factor: float) -> None:
+        """The step by Adam's kernel: of ten small parameters it takes 40 us and not 370."""
+        parameters, gradients, steps, means, squares = lists
+        (beta1, beta2), c = self.config.betas, self.config
+        torch._fused_adam_(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=rate * factor,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=c.weight_decay,
+            eps=c.epsilon / math.sqrt(1 - beta2 ** float(steps[0])),
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
+        """The equations, without a look at any value."""
+        parameters, gradients, steps, means, squares = lists
+        c, (beta1, beta2), t = self.config, self.config.betas, torch.stack(steps).clamp(min=1.0)  # 0: no step was made
+        r, unbiased = self._rectified(t), rate * keep / (1 - beta1**t)
+        of_mean = held(unbiased * (r == 0)).unbind()
+        of_ratio = held(unbiased * r * (1 - beta2**t).sqrt()).unbind()
+        for parameter, gradient, a, b, m, v in zip(
+            parameters, gradients, of_mean, of_ratio, means, squares, strict=True
+        ):
+            g = kept(gradient, keep)
+            if c.weight_decay:
+                g = g + c.weight_decay * parameter
+            m.add_((1 - beta1) * keep * (g - m))
+            v.add_((1 - beta2) * keep * (g * g - v))
+            parameter.sub_(m * (a + b / (v.sqrt() + c.epsilon)))
+
+    def _rectified(self, t: Any) -> Any:
+        """r of step t >= 1, a number or a tensor; 0 where ρ <= 5."""
+        beta2 = self.config.betas[1]
+        limit = 2 / (1 - beta2) - 1
+        if limit <= 5:
+            return 0.0 * t
+        rho = limit - 2 * t * beta2**t / (1 - beta2**t)
+        square = (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)
+        return ((rho > 5) * square) ** 0.5
 
 
 @chz.chz

@@ -6,6 +6,7 @@ Used by `record.run` and, for the directories of studies, by `study`.
 import contextlib
 import fcntl
 import functools
+import hashlib
 import json
 import logging
 import math
@@ -72,6 +73,32 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
     resumed.append({**session(), "changed": changed})
     replace_file(path, json.dumps(params, indent=2) + "\n")
+
+
+def run_directory(log_dir: str | Path, run_id: int) -> Path:
+    """That of a run in `log_dir`."""
+    return Path(log_dir).expanduser().absolute() / f"run_{run_id}"
+
+
+def attempts(directory: Path) -> list[Path]:
+    """Attempts of a run that left no snapshot and were moved aside, so that it could start anew."""
+    start = f".{directory.name}."
+    found = directory.parent.iterdir() if directory.parent.is_dir() else ()
+    return sorted(path for path in found if path.name.startswith(start) and path.name[len(start) :].isdigit())
+
+
+def run_tokens(directory: Path) -> list[str]:
+    """What identifies the run in a directory, also once it is resumed or moved; then its `attempts`.
+
+    A directory without a params.json has none.
+    """
+    found = []
+    for path in (directory, *attempts(directory)):
+        with contextlib.suppress(ConfigError):
+            params = read_json(path / PARAMS)
+            first = [params.get(key) for key in ("started", "host", "command_line")]
+            found.append(hashlib.sha256(json.dumps(first).encode()).hexdigest()[:16])
+    return found
 
 
 def check_directory(directory: Path) -> None:

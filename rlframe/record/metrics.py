@@ -42,6 +42,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval/length_mean": "mean length of the evaluation episodes (env_steps)",
         "eval/length_min": "shortest of those episodes (env_steps)",
         "eval/length_max": "longest of those episodes (env_steps)",
+        "eval/normalized_score": "100 (eval/return_mean - random) / (expert - random), by the dataset's scores of both",
         "eval/return_best": "highest eval/return_mean so far",
         "eval/since_best": "evaluations since that one (evaluations)",
         "eval/n_episodes": "episodes in the evaluation (episodes)",

@@ -32,6 +32,7 @@ from rlframe.record.directory import (
     check_config,
     check_directory,
     inode,
+    run_tokens,
     write_params,
     write_result,
 )
@@ -56,6 +57,8 @@ _logger = logging.getLogger("rlframe")
 
 class BaseRun:
     """Where a runner reports metrics, progress and snapshots. The methods of this base class record nothing."""
+
+    tokens: Sequence[str] = ()  # see run_tokens; empty: nothing is recorded
 
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
@@ -134,7 +137,7 @@ class SecondaryRankRun(BaseRun):
     """The run of a rank other than 0: it only adds its state to snapshots; rank 0 records the rest."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory, self.tokens = directory, run_tokens(directory)
 
     def snapshot(self, *_: Any, other_ranks: OtherRanks = no_other_ranks, **__: Any) -> Path | None:
         """Write this rank's state into the snapshot of rank 0."""
@@ -184,6 +187,7 @@ class Run(BaseRun):
             (append_resumed if resume else write_params)(directory / PARAMS, config)
             if sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
+            self.tokens = run_tokens(directory)
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)

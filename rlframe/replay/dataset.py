@@ -11,7 +11,7 @@ import chz
 import numpy as np
 from torch import Tensor
 
-from rlframe.core.config import choice, fraction, option
+from rlframe.core.config import choice, fraction, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml
 from rlframe.core.ranks import current_ranks
@@ -23,6 +23,7 @@ from rlframe.data.reading import Dataset, check_spaces, locate, open_dataset
 from rlframe.data.transform import Transform, load_transform, transformed
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
+from rlframe.replay.frames import BrokenStack
 from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored
 
 _CHUNK = 1024  # rows that are appended at a time, where the reader lets them be any number
@@ -81,8 +82,13 @@ class MixedReplay(Generic[Batch]):
         live: Sequence[Replay[Batch]],
         live_share: float,
         rng: np.random.Generator,
+        reward_scale: float = 1.0,
     ) -> None:
-        """`live`: none, or one, which has `live_share` of a batch; the datasets divide the rest by `shares`."""
+        """Args:
+        live: none, or one, which has `live_share` of a batch; the datasets divide the rest by `shares`.
+        reward_scale: which the rewards of the data were multiplied by.
+        """
+        self._reward_scale = reward_scale
         self._data, self._digests, self._live, self._rng = data, digests, live, rng
         self._parts = [*data, *live]
         of_data = np.array(shares) * (1 - live_share)
@@ -90,6 +96,8 @@ class MixedReplay(Generic[Batch]):
 
     def __str__(self) -> str:
         data = ", ".join(f"{digest.n_steps:,} recorded steps" for digest in self._digests)
+        if self._reward_scale != 1:
+            data += f", rewards times {self._reward_scale:.6g}"
         return "; ".join([data, *(f"{self._shares[True][-1]:.0%} live, of {each}" for each in self._live)])
 
     @property
@@ -148,15 +156,46 @@ class MixedReplay(Generic[Batch]):
         self._rng.bit_generator.state = state["rng"]
 
 
+def reward_scale(datasets: Sequence[Dataset], transform: Transform, return_range: float) -> float:
+    """The factor of rewards by which the returns of all episodes span return_range; 1 if that is 0.
+
+    (Kostrikov et al. 2022, section 5, divide the rewards of locomotion by this span, times 1000)
+
+    Raises:
+        ConfigError: there are not two different returns.
+    """
+    if not return_range:
+        return 1.0
+    returns = [episode.return_ for each in datasets for episode in transformed(each.episodes(), transform)]
+    if not returns or min(returns) == max(returns):
+        raise ConfigError(
+            f"algo.replay.return_range={return_range:g} divides by the span of returns, and all {len(returns)} "
+            f"episodes have the same; leave it out"
+        )
+    return return_range / (max(returns) - min(returns))
+
+
 def _filled(
-    dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform
+    dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform, scale: float
 ) -> tuple[ReplayBuffer[Batch], Digest]:
     """A replay with all rows of a dataset, as one stream of one environment, and what identifies them.
+
+    Stacked frames are stored once each, unless an episode begins with a stack of earlier frames, as after a lost life.
 
     Raises:
         ConfigError: the dataset is damaged, empty, or has not as many steps as it claims.
         ValueError: it does not fit into memory.
     """
+    try:
+        return _filled_as(dataset, spec, kind, transform, scale)
+    except BrokenStack:
+        whole = replace(spec, observation_space=dataset.observation_space)  # Boxes, which are not FrameStacks
+        return _filled_as(dataset, whole, kind, transform, scale)
+
+
+def _filled_as(
+    dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform, scale: float
+) -> tuple[ReplayBuffer[Batch], Digest]:
     fixed = spec.reader.data_T(spec.batch_spec.T)
     T = fixed or _CHUNK
     n_rows = dataset.n_steps + dataset.n_episodes
@@ -169,7 +208,7 @@ def _filled(
     for batch in as_batches(episodes, dataset.action_space, T, state, whole=fixed > 0):
         if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break
-        buffer.append(batch.torch())
+        buffer.append(replace(batch, reward=batch.reward * np.float32(scale)).torch())
     if found.n_steps != dataset.n_steps:
         has = "more" if found.n_steps > dataset.n_steps else f"{found.n_steps:,}"
         raise ConfigError(f"the dataset {dataset.path} claims {dataset.n_steps:,} steps and has {has}")
@@ -192,6 +231,7 @@ class OfDatasets(ReplayConfig):
     path: str = option("", "id or path of a dataset, or {expert-v0: 0.7, medium-v0: 0.3}: their shares of a batch")
     live: float = fraction(0.0, "share of a batch that is the run's own experience, of which `size` rows are stored")
     transform: str = option("", "module:function of an Episode that changes it as it is read, or leaves it out (None)")
+    return_range: float = number(0.0, "rewards are scaled so that returns of episodes span this, 1000 in IQL; 0: as is")
     place: str = choice("memory", tuple(_PLACES), "where rows are: disk for more than memory holds")
 
     @chz.validate
@@ -202,6 +242,13 @@ class OfDatasets(ReplayConfig):
                 locate(name)
             except ConfigError as error:
                 raise ConfigError(f"algo.replay.path={self.path:.200}: {error}") from None
+
+        if self.live and self.return_range:
+            raise ConfigError(
+                f"algo.replay.return_range={self.return_range:g} scales recorded rewards alone, and "
+                f"algo.replay.live={self.live:g} mixes them with live ones; use "
+                f"env.reward_scale and algo.replay.transform"
+            )
 
     def is_live(self) -> bool:
         return self.live > 0
@@ -217,14 +264,15 @@ class OfDatasets(ReplayConfig):
         if (n := current_ranks().world_size) > 1:
             raise ConfigError(f"algo.replay=dataset is for one process that learns, not {n}; use learners=1")
         transform = load_transform(self.transform, "algo.replay.transform")
-        data, digests = [], []
-        for i, name in enumerate(names):
-            dataset = open_dataset(name)
+        datasets, data, digests = [open_dataset(name) for name in names], [], []
+        for dataset in datasets:
             check_spaces(dataset, spec.observation_space, spec.action_space, "the environment of this run")
+        scale = reward_scale(datasets, transform, self.return_range)
+        for i, dataset in enumerate(datasets):
             own = replace(spec, seed=seed_int(spec.seed, Role.REPLAY, i + 1))
-            buffer, digest = _filled(dataset, own, kind, transform)
+            buffer, digest = _filled(dataset, own, kind, transform, scale)
             data.append(buffer)
             digests.append(digest)
         live = [kind(size=self.size).make(spec)] if self.is_live() else []
         shares = list(shares_of(self.path).values())
-        return MixedReplay(data, digests, shares, live, self.live, generator(spec.seed, Role.REPLAY, 0))
+        return MixedReplay(data, digests, shares, live, self.live, generator(spec.seed, Role.REPLAY, 0), scale)

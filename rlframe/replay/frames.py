@@ -15,6 +15,10 @@ from rlframe.record.codec import ChunkedArray, iter_chunks
 from rlframe.replay.arrays import Ring, StorageMemory, write_rows
 
 
+class BrokenStack(ValueError):
+    """Stacks cannot be rebuilt from their newest frames."""
+
+
 class ObservationStorage(ABC):
     """Stores one leaf of the observations. Slots `at` are [n] or [L, n]."""
 
@@ -270,14 +274,14 @@ def check_stacks(stacks: np.ndarray, reset: np.ndarray, absent: np.ndarray) -> n
     Returns:
         black [T, B] bool.
     Raises:
-        ValueError: a stack does not continue the row before, or is padded in another way.
+        BrokenStack: a stack does not continue the row before, or is padded in another way.
     """
     words = _words(stacks)  # [T+1, B, n, words of a frame]
     shifts = (words[1:, :, :-1] == words[:-1, :, 1:]).reshape(*reset.shape, -1).all(axis=-1)
     wrong = ~(shifts | reset | absent)
     if wrong.any():
         t, env = np.argwhere(wrong)[0]
-        raise ValueError(
+        raise BrokenStack(
             f"environment {env}: the observation of step {t} does not continue the stack of the step before; {_REMEDY}"
         )
     black = np.zeros_like(reset)
@@ -285,7 +289,7 @@ def check_stacks(stacks: np.ndarray, reset: np.ndarray, absent: np.ndarray) -> n
         older, first = words[t + 1, env, :-1], words[t + 1, env, -1]
         black[t, env] = not older.any()
         if not black[t, env] and not (older == first).all():
-            raise ValueError(
+            raise BrokenStack(
                 f"environment {env}: the stack after a reset is padded neither with black frames nor with its first "
                 f"frame; {_REMEDY}"
             )

@@ -22,6 +22,7 @@ from rlframe.data.episodes import Episode
 from rlframe.data.transform import Transform, transformed, unchanged
 from rlframe.data.writing import DatasetWriter, NewDataset
 from rlframe.envs import EnvConfig
+from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _logger = logging.getLogger("rlframe")
 class Recorder(Callback):
     """Follows the batches of a runner, and writes whole episodes in a thread of its own.
 
-    The dataset loads at any moment. A resumed run takes away the episodes since its snapshot, and records on. Rewards
-    are those that are learned from: clipped, if the run clips them.
+    The dataset loads at any moment. A resumed run takes away the episodes since its snapshot, and records on; one that
+    has no snapshot begins its own dataset anew. Rewards are those that are learned from, clipped if the run does so.
     """
 
     def __init__(
@@ -62,21 +63,36 @@ class Recorder(Callback):
         self._shares: queue.Queue[list[Episode]] = queue.Queue(_MOST_SHARES)
         self._failure: Exception | None = None
         self._writer: DatasetWriter | None = None
+        self._records, self._of_run = True, False  # whether this run does, and has a directory
 
     def on_start(self, runner: Runner) -> None:
         spec = env_spec_json(runner.sampler.env)
         new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
-        resumed = self._resumed.get("n_episodes", -1), self._resumed.get("token", "")
-        self._writer = DatasetWriter(new, *resumed)
+        tokens = current_run().tokens
+        token = self._resumed.get("token") or (tokens[0] if tokens else "")
+        self._of_run = bool(tokens)
+        if self._resumed.get("of_run") and token not in tokens:
+            self._records = False
+            _logger.warning(
+                f"the dataset {self._name} goes on with the run whose state this is; nothing is recorded here"
+            )
+            return
+        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens)
         for stream, state in self._resumed.get("streams", {}).items():
             self._cutter(int(stream)).load_state_dict(state)
         self._resumed = {}
         threading.Thread(target=self._write, args=(self._writer,), name="recording", daemon=True).start()
 
     def _cutter(self, stream: int) -> EpisodeCutter:
-        return self._cutters.setdefault(stream, EpisodeCutter(*self._spaces))
+        if stream not in self._cutters:
+            config = self.runner.sampler.config
+            decorrelated = config is not None and config.decorrelation_steps > 0
+            self._cutters[stream] = EpisodeCutter(*self._spaces, decorrelated=decorrelated)
+        return self._cutters[stream]
 
     def on_batch(self, samples: Samples) -> None:
+        if not self._records:
+            return
         cut = self._cutter(samples.stream).add(samples)
         found = [*transformed((episode for _, episode in cut), self._transform)]
         self._pending += found
@@ -107,6 +123,8 @@ class Recorder(Callback):
                 self._shares.task_done()
 
     def on_end(self) -> None:
+        if not self._records:
+            return
         assert self._writer is not None
         self._flush()
         self._shares.join()
@@ -117,12 +135,15 @@ class Recorder(Callback):
         _logger.info(f"recorded {self._writer.n_episodes:,} episodes in {self._writer.path}{also}")
 
     def state_dict(self) -> dict[str, Any]:
+        if not self._records:
+            return self._resumed
         self._flush()
         self._shares.join()
         self._flush()
         assert self._writer is not None
         streams = {str(k): each.state_dict() for k, each in self._cutters.items()}
-        return {"n_episodes": self._writer.n_episodes, "token": self._writer.token, "streams": streams}
+        written = {"n_episodes": self._writer.n_episodes, "token": self._writer.token, "of_run": self._of_run}
+        return {**written, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = dict(state)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, open_regular_file, read_json
-from rlframe.record.directory import DirectoryLock, replace_file, session
+from rlframe.record.directory import DirectoryLock, attempts, replace_file, session
 from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"
@@ -222,7 +222,5 @@ def move_aside(run: PlannedRun) -> None:
     """Rename what an attempt without a snapshot left to a hidden directory, so that the run can start anew."""
     if not run.directory.exists() or not any(run.directory.iterdir()):
         return
-    n = 1
-    while (aside := run.directory.with_name(f".{run.directory.name}.{n}")).exists():
-        n += 1
-    run.directory.rename(aside)
+    n = 1 + max((int(path.suffix[1:]) for path in attempts(run.directory)), default=0)
+    run.directory.rename(run.directory.with_name(f".{run.directory.name}.{n}"))

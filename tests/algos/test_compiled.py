@@ -184,6 +184,17 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_at_once(record
     assert any(not torch.equal(before[name], algo.agent.state_dict()[name]) for name in weights)
 
 
+@pytest.mark.parametrize("name", ["ppo", "pqn"])
+def test_a_first_step_that_is_not_finite_changes_nothing(name: str, recorded: list[Any]) -> None:
+    algo, data = made(name), batches(name)
+    bad = replace(data[0], reward=torch.full_like(data[0].reward, torch.nan))
+    with compiling(COMPILE):
+        learned(algo, [bad])
+    assert recorded
+    assert algo.progress.skipped > 0
+    assert all(bool(x.isfinite().all()) for x in algo.agent.parameters())
+
+
 def test_new_shapes_are_recorded_anew_until_they_are_too_many(
     recorded: list[Any], monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlframe.algos import a2c, appo, bc, cql, ddpg, dqn, impala, iql, marwil, pg, ppo, sac, td3, td3_bc
+from rlframe.algos import a2c, appo, bc, cql, ddpg, dqn, impala, iql, marwil, pg, ppo, pqn, sac, td3, td3_bc
 from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
@@ -74,6 +74,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
+    "pqn": (pqn, "CartPole-v1", {"q_lambda": "linear(0.9,0.5)", "minibatches": 2}),
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
 }
@@ -86,7 +87,7 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
     module, env, settings = (CASES | OTHERS)[name]
     spaces = gymnasium.make(env)
     arguments = (spaces.observation_space, spaces.action_space)
-    if module not in (a2c, appo, impala, pg, ppo):
+    if module not in (a2c, appo, impala, pg, ppo, pqn):
         return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
     config = module.Config(**{"learning_rate": "linear(1e-3,0)"} | settings | more)
     agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)

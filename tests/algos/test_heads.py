@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "rlframe"
-ALGORITHMS = ["ppo", "a2c", "pg", "impala", "appo", "dqn", "r2d1", "ddpg", "td3", "sac", "es", "ars"]
+ALGORITHMS = ["ppo", "a2c", "pg", "impala", "appo", "pqn", "dqn", "r2d1", "ddpg", "td3", "sac", "es", "ars"]
 MOST = {"ppo": 13, "sac": 16}  # files, its own among them
 
 

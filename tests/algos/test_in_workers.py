@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.algos import dqn, r2d1, sac, td3
+from rlframe.algos import dqn, pqn, r2d1, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.exploration import EpsilonConfig
@@ -25,6 +25,7 @@ MEMORY: dict[str, Any] = {"memory": "lstm", "memory_size": 8}
 CASES: dict[str, Any] = {
     "dqn": (dqn, "CartPole-v1", {**LADDER, "n_step": 3, "prioritized": True}, {}),
     "r2d1": (r2d1, "CartPole-v1", {**LADDER, "batch_size": 4, "burn_in": 2, "learn_T": 6, "replay_ratio": 4.0}, MEMORY),
+    "pqn": (pqn, "CartPole-v1", {"explore": LADDER["explore"], "minibatches": 5, "epochs": 1}, MEMORY),
     "td3": (td3, "Pendulum-v1", {**COMMON, "batch_size": 16, "replay_ratio": 4.0}, {}),
     "sac": (sac, "Pendulum-v1", {**COMMON, "batch_size": 16, "replay_ratio": 4.0}, {}),
 }

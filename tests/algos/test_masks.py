@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlframe.agents import Agent, make_policy_agent, make_q_agent
-from rlframe.algos import dqn, ppo, r2d1, sac
+from rlframe.algos import dqn, ppo, pqn, r2d1, sac
 from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
@@ -44,6 +44,8 @@ RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "dqn_random": (dqn, {**OFF, **RANDOM}, {}, {}),
     "dqn_greedy": (dqn, {**OFF, **GREEDY, "double": True}, {}, {}),
     "r2d1": (r2d1, {**SEQUENCES, "explore": EpsilonConfig(epsilon=0.5)}, LSTM, {}),
+    "pqn": (pqn, {**PPO, "explore": EpsilonConfig(epsilon=0.5)}, {"norm": "layer"}, {}),
+    "pqn_lstm": (pqn, {**PPO, "explore": EpsilonConfig(epsilon=0.5)}, LSTM, {}),
     "sac": (sac, {**OFF, "learning_starts": 1_024}, {}, {}),
 }
 

@@ -1,4 +1,4 @@
-"""Schedules and optimizers in all ten algorithms: every scheduled field is read, logged and resumed."""
+"""Schedules and optimizers in all algorithms: every scheduled field is read, logged and resumed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import gymnasium
 import pytest
 import torch
 
-from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, r2d1, sac, td3
+from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, pqn, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import accepts_schedule
 from rlframe.core.types import BatchSpec
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
-from rlframe.optimizers import AdamWConfig, MuonConfig, OwnConfig, RMSPropConfig, SGDConfig
+from rlframe.optimizers import AdamWConfig, MuonConfig, OwnConfig, RAdamConfig, RMSPropConfig, SGDConfig
 from rlframe.replay import InMemory
 from tests.algos.learners import collected
 from tests.variants import variants
@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "kl_coef": 0.5, "minibatches": 2}),
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
+    "pqn": (pqn, "CartPole-v1", {"minibatches": 2, "explore": EpsilonConfig(epsilon_last=0.1)}),
     "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "explore": EpsilonConfig(epsilon_last=0.1)}),
     "r2d1": (r2d1, "CartPole-v1", {**REPLAY, "burn_in": 1, "learn_T": 3, "replay_ratio": 2.0}),
     "ddpg": (ddpg, "Pendulum-v1", {**REPLAY, "prioritized": True}),
@@ -98,6 +99,7 @@ def test_a_stopped_and_resumed_schedule_is_an_undisturbed_one(name: str) -> None
 
 OPTIMIZERS: dict[str, Any] = {
     "adamw": AdamWConfig(betas=(0.8, 0.9)),
+    "radam": RAdamConfig(),
     "rmsprop": RMSPropConfig(momentum=0.9),
     "sgd": SGDConfig(momentum=0.9, nesterov=True),
     "muon": MuonConfig(smallest=4),

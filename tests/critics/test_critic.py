@@ -19,7 +19,7 @@ from rlframe.replay import Transitions
 from tests.algos.learners import OneBatch, learner, transitions
 from tests.models.compared import BOX, VECTOR, close
 
-ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
+ACTIVATIONS = ["tanh", "relu", "elu", "silu", "gelu"]
 HALF_SQUARE = ExpectedValue(float("inf"))
 VALUES = {"expected": HALF_SQUARE, "categorical": CategoricalValue(7, -2.0, 2.0), "quantile": QuantileValue(5)}
 

@@ -74,6 +74,23 @@ def test_an_episode_that_began_before_the_recording_is_left_out() -> None:
     assert all(np.abs(episode.observation[0]).max() <= 0.05 for _, episode in found), "as CartPole begins"
 
 
+def test_random_steps_before_the_first_batch_are_in_no_episode() -> None:
+    envs = make_envs(EnvConfig("CartPole-v1"), 3, [0, 1, 2])
+    agent = ppo.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
+    sampler = SerialSampler(envs, agent, 6, decorrelation_steps=8)
+    cutter, found, trajectories = EpisodeCutter(*CARTPOLE, decorrelated=True), [], []
+    for _ in range(30):
+        found += cutter.add(sampler.collect())
+        trajectories += sampler.trajectories()
+        state = cutter.state_dict()
+        (cutter := EpisodeCutter(*CARTPOLE, decorrelated=True)).load_state_dict(state)
+    sampler.close()
+    assert sorted(len(episode) for _, episode in found) == sorted(each.length for each in trajectories)
+    assert len(found) > 10
+    assert cutter.n_dropped == 3
+    assert all(np.abs(episode.observation[0]).max() <= 0.05 for _, episode in found), "as CartPole begins"
+
+
 def test_actions_are_those_of_the_environment_and_come_back_canonical() -> None:
     sampler, _ = played("Pendulum-v1", sac.Config(), 201)
     box = spaces.Box(-2, 2, (1,))

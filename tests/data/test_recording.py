@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rlframe
 from rlframe import evaluate, launch
-from rlframe.data import open_dataset
-from tests.data.episodes import arrays
+from rlframe.core.errors import ConfigError
+from rlframe.core.types import Trajectory
+from rlframe.data import NewDataset, open_dataset
+from rlframe.data.episodes import as_batches
+from rlframe.evaluation.recording import EvaluationRecorder
+from rlframe.experiment.job import check_words
+from rlframe.record.snapshot import list_snapshots
+from tests.data.episodes import CARTPOLE, arrays, episodes
+from tests.data.telling import check_told
+from tests.processes import launching, until
 from tests.tables import read_csv
 
 RUN = (
@@ -37,7 +47,8 @@ def test_a_run_records_the_episodes_of_its_log(tmp_path: Path, capsys: pytest.Ca
     assert dataset.env_id == "CartPole-v1"
     assert dataset.metadata["algorithm_name"] == "ppo"
     assert all(np.isfinite(episode.info["log_prob"]).all() for episode in dataset.episodes())
-    assert launch.main(words) == 2
+    others = [f"log_dir={tmp_path}/other" if word.startswith("log_dir") else word for word in words]
+    assert launch.main(others) == 2
     assert "ppo-3-v0: a dataset is there already" in capsys.readouterr().err
     assert evaluate.main([str(tmp_path / "run_0"), "n_episodes=3", "n_envs=2", f"dataset={tmp_path}/ev-v0"]) == 0
     shown = capsys.readouterr().out
@@ -65,6 +76,103 @@ def test_what_cannot_be_recorded_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def is_that_of(run: Path, path: Path) -> bool:
+    logged = [float(each["return"]) for each in read_csv(run / "episodes.csv")[1]]
+    return sorted(returns(path)) == sorted(logged) and len(logged) > 5
+
+
+def test_a_run_killed_before_its_first_snapshot_overwrites_its_own_dataset_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path, kept = tmp_path / "run_0", tmp_path / "own-v0", tmp_path / "kept"
+    words, short = [*RUN, f"record={path}"], "runner.n_steps=512"
+    endless = [word for word in words if "log_interval" not in word] + ["runner.log_interval_steps=1e7"]
+    endless += ["snapshot_mode=gap", "snapshot_gap=1e6"]
+    with launching(*endless, f"log_dir={tmp_path}", "runner.n_steps=1e7") as process:
+        until(lambda: path.exists() and open_dataset(path).n_episodes > 5)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not list_snapshots(run / "snapshot")
+    assert launch.main([*words, short, f"log_dir={tmp_path}/other"]) == 2
+    assert "own-v0: a dataset is there already" in capsys.readouterr().err
+    shutil.copytree(tmp_path, kept)
+
+    def back(to: Path) -> None:
+        """Everything is as it was after the kill, but for the place of the run directory."""
+        for each, source in ((run, kept / "run_0"), (path, kept / "own-v0")):
+            shutil.rmtree(each)
+            shutil.copytree(source, to if each == run else path)
+
+    assert launch.main([f"resume={run}", short, "runner.log_interval_steps=512"]) == 0
+    assert is_that_of(run, path)
+    back(to=tmp_path / ".run_0.1")  # an attempt of retries= or a study, which then starts anew
+    assert launch.main([*words, short, f"log_dir={tmp_path}"]) == 0
+    assert is_that_of(run, path)
+    shutil.rmtree(tmp_path / ".run_0.1")
+    back(to=run)
+    there = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 1, "TORCHELASTIC_RUN_ID": "job"}
+    for name, value in there.items():
+        monkeypatch.setenv(name, str(value))
+    assert launch.main([*words, short, f"log_dir={tmp_path}"]) == 0  # by torchrun, which starts the same command again
+    assert is_that_of(run, path)
+
+
+def test_a_run_from_the_state_of_another_leaves_its_dataset_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x-v0"
+    assert launch.main([*RUN, "runner.n_steps=512", f"log_dir={tmp_path}/runs", f"record={path}"]) == 0
+    before = returns(path)
+    for own in ({}, {"log_dir": str(tmp_path / "own")}):
+        with rlframe.restore(tmp_path / "runs/run_0", n_steps=1024, **own) as run:
+            run.train()
+            run.save(tmp_path / "saved" / str(len(own)))
+        assert "nothing is recorded here" in caplog.text
+        caplog.clear()
+    assert returns(path) == before
+    assert launch.main([f"resume={tmp_path}/runs/run_0", "runner.n_steps=1024"]) == 0
+    assert len(returns(path)) > len(before)
+
+
+def test_a_study_that_is_resumed_finds_datasets_of_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "1-v0").mkdir()
+    words = dict(word.split("=", 1) for word in RUN) | {"runner.n_steps": "512", "record": f"{tmp_path}/{{seed}}-v0"}
+    check_words({**words, "seed": "1"})  # the run itself refuses one that is not its own
+    with pytest.raises(ConfigError, match="record: 'x' is no dataset"):
+        check_words({**words, "record": "x"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algo=dqn", "runner=async_rl", "runner.n_samplers=2", "algo.learning_starts=100"),
+        pytest.param(("sampler=gpu", "sampler.n_workers=2", "sampler.n_groups=2"), marks=pytest.mark.slow),
+        pytest.param(("world_size=2",), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("forked_ranks")
+def test_every_step_is_recorded_of_whatever_samples(tmp_path: Path, words: tuple[str, ...]) -> None:
+    own = dict(word.split("=", 1) for word in (*RUN, *words)) | {"env": "tests.data.telling:TellingEnv"}
+    given = [f"{key}={value}" for key, value in own.items()]
+    assert launch.main([*given, "runner.n_steps=2048", f"log_dir={tmp_path}", f"record={tmp_path}/x-v0"]) == 0
+    found = [episode for path in sorted(tmp_path.glob("x*-v0")) for episode in open_dataset(path).episodes()]
+    n_envs, n_steps = check_told(found)
+    assert n_envs == (8 if "world_size=2" in words else 4)
+    assert 2048 - 23 * n_envs < n_steps <= 2048 + 64 * n_envs, "all but the episodes that the end interrupts"
+
+
+def test_an_evaluation_records_all_lives_of_the_games_that_it_counts(tmp_path: Path) -> None:
+    given = episodes([3, 4, 5, 2], *CARTPOLE)
+    recorder = EvaluationRecorder(NewDataset(f"{tmp_path}/x-v0", *CARTPOLE), sampled=False)
+    for batch in as_batches(given, CARTPOLE[1], 5, whole=True):
+        recorder.on_batch(batch.torch())
+    recorder.on_episode(Trajectory(1.0, 3 + 4, terminated=True, env=0))
+    recorder.on_episode(Trajectory(1.0, 5, terminated=True, env=0))
+    recorder.close()
+    for one, other in zip(given[:3], open_dataset(tmp_path / "x-v0").episodes(), strict=True):
+        assert np.array_equal(one.observation, other.observation)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Path) -> None:
@@ -74,7 +182,7 @@ def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Pat
     words = [*RUN, "runner.n_steps=60_000", f"log_dir={tmp_path}/parts", f"record={tmp_path}/parts-v0"]
     rng, kills, path = np.random.default_rng(0), 0, tmp_path / "parts-v0"
     while True:
-        resume = any((tmp_path / "parts/run_0/snapshot").glob("step_*"))
+        resume = (tmp_path / "parts/run_0/params.json").exists()
         process = subprocess.Popen([*command, *([f"resume={tmp_path}/parts/run_0"] if resume else words)])
         try:
             if process.wait(rng.uniform(4, 9) if kills < 6 else None) == 0:
@@ -88,9 +196,6 @@ def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Pat
         if (path / "data/metadata.json").exists():
             found = list(open_dataset(path).episodes())  # every one of them is whole
             assert len(found) == open_dataset(path).n_episodes
-        if not any((tmp_path / "parts/run_0/snapshot").glob("step_*")):
-            for folder in (path, tmp_path / "parts"):
-                subprocess.run(["rm", "-rf", str(folder)], check=True)
     assert kills >= 2
     expected, recorded = open_dataset(tmp_path / "whole-v0"), open_dataset(path)
     assert (expected.n_episodes, expected.n_steps) == (recorded.n_episodes, recorded.n_steps)

@@ -124,7 +124,7 @@ def test_the_state_of_the_environment_is_for_critics_alone() -> None:
         seen = envs.observation_space
         assert isinstance(seen, JointSpace)
         assert set(seen.own["shared"]) == {"observation", "action_mask", "privileged"}
-        team, model = team_of(envs), team_of(envs).policies["shared"].model
+        team, model = team_of(envs), team_of(envs).agents()["shared"].model
         assert model.actor.view.keys == ("observation",)
         assert "privileged" in model.critic.view.keys
     for batch in batches(serial.Config(batch_T=12, batch_B=1), env, 1):

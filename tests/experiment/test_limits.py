@@ -158,7 +158,8 @@ def test_weights_are_counted_without_memory_and_without_a_random_number(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "n"), [("adam", 2), ("adamw", 2), ("rmsprop", 1), ("sgd", 0), ("muon", 1), ("torch.optim:NAdam", 2)]
+    ("optimizer", "n"),
+    [("adam", 2), ("adamw", 2), ("radam", 2), ("rmsprop", 1), ("sgd", 0), ("muon", 1), ("torch.optim:NAdam", 2)],
 )
 def test_the_moments_of_an_optimizer_are_counted(optimizer: str, n: int) -> None:
     assert limits._moments(from_flat({"algo.optimizer": optimizer}).algo) == n

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
-from rlframe.models.encoders import ConvNet, Encoder, make_encoder
+from rlframe.models.encoders import ChannelNorm, ConvNet, Encoder, make_encoder
 
 IMAGE, SMALL, VECTOR = (spaces.Box(0, 255, shape, np.uint8) for shape in ((84, 84, 3), (12, 20, 3), (5,)))
 
@@ -60,6 +61,64 @@ def test_small_images_have_impala_unless_the_convolutions_are_given() -> None:
     assert shapes(convolutions(SMALL, **given)) == [(4, 3, 1, 1), (8, 3, 1, 1)]
 
 
+def by_pixel(x: Tensor, norm: Any) -> Tensor:
+    """Each pixel's channels with mean 0 and variance 1, and the gain and shift."""
+    centred = x - x.mean(1, keepdim=True)
+    scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    return scaled * norm.weight[:, None, None] + norm.bias[:, None, None]
+
+
+def shuffled(net: nn.Module) -> Any:
+    """The network with random gains, shifts and biases."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_()
+    return net
+
+
+def test_normalised_convolutions_are_normalised_pixel_by_pixel_before_their_relu() -> None:
+    net, x = shuffled(convolutions(IMAGE, image_norm="layer", pools=(1, 2, 1))), torch.randint(0, 256, (2, 3, 84, 84))
+    first, norm_1, _, second, norm_2, _, _, third, norm_3, _ = net
+    y = by_pixel(F.conv2d(x / 255, first.weight, first.bias, 4), norm_1).relu()
+    y = F.max_pool2d(by_pixel(F.conv2d(y, second.weight, second.bias, 2), norm_2).relu(), 2)
+    y = by_pixel(F.conv2d(y, third.weight, third.bias), norm_3).relu()
+    torch.testing.assert_close(net(x), y, rtol=1e-4, atol=1e-4)
+
+
+def test_every_convolution_of_impala_is_normalised_too() -> None:
+    plain, normalised = (convolutions(SMALL, image_norm=norm) for norm in ("none", "layer"))
+    n_convolutions = sum(isinstance(part, nn.Conv2d) for part in plain.modules())
+    norms = [part for part in normalised.modules() if isinstance(part, ChannelNorm)]
+    assert len(norms) == n_convolutions == 15
+    assert normalised(torch.randint(0, 256, (2, 3, 12, 20))).shape == plain(torch.zeros(2, 3, 12, 20)).shape
+
+
+def test_hadamax_is_three_products_of_normalised_convolutions() -> None:
+    net, x = shuffled(convolutions(IMAGE, encoder="hadamax", channels=(4, 6, 5))), torch.randint(0, 256, (2, 3, 84, 84))
+    y = x / 255
+    for stage, out, padding, pool in zip(net, (4, 6, 5), (4, 2, 1), ((4, 4), (2, 2), (3, 1)), strict=True):
+        weights, biases = stage.both.weight.split(out), stage.both.bias.split(out)
+        one, other = (
+            F.gelu(by_pixel(F.conv2d(y, weight, bias, padding=padding), norm), approximate="tanh")
+            for weight, bias, norm in zip(weights, biases, stage.norms, strict=True)
+        )
+        y = F.max_pool2d(one * other, *pool)
+    assert y.shape == (2, 5, 9, 9)
+    torch.testing.assert_close(net(x), y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("side", "n_features"), [(84, 64 * 9 * 9), (19, 64)])
+def test_hadamax_is_followed_by_gelu_in_the_paper_s_sizes(side: int, n_features: int) -> None:
+    space = spaces.Box(0, 255, (4, side, side), np.uint8)
+    encoder = make_encoder(space, ModelConfig(encoder="hadamax", norm="layer"))
+    assert isinstance(encoder, Encoder)
+    assert encoder.mlp.in_size == n_features
+    assert encoder.mlp.layers.activations == ("gelu",)
+    assert encoder(torch.zeros(5, 2, 4, side, side, dtype=torch.uint8)).shape == (5, 2, 512)
+
+
 def test_channels_are_the_widths_of_impalas_stages() -> None:
     stages = convolutions(IMAGE, encoder="impala", channels=(4, 6))
     assert [part.out_channels for part in stages if isinstance(part, nn.Conv2d)] == [4, 6]
@@ -75,6 +134,10 @@ def test_channels_are_the_widths_of_impalas_stages() -> None:
         (SMALL, {"channels": (4,), "kernels": (13,), "strides": (1,)}, "13x13 in layer 1 of 1, which sees 12x20"),
         (SMALL, {"encoder": "nature"}, "needs images of 36 pixels per side, got 12x20; use impala, or smaller"),
         (IMAGE, {"encoder": "impala", "strides": (1, 1, 1)}, "not for model.encoder=impala; use encoder=nature"),
+        (IMAGE, {"encoder": "hadamax", "pools": (1,)}, "not for model.encoder=hadamax; use encoder=nature"),
+        (IMAGE, {"encoder": "hadamax", "channels": (4, 8)}, r"model.channels=\[4, 8\] must be three numbers"),
+        (SMALL, {"encoder": "hadamax"}, "hadamax needs images of 19 pixels per side, got 12x20; use impala"),
+        (VECTOR, {"image_norm": "layer"}, "model.image_norm=layer needs images, but .*; use model.norm"),
         (IMAGE, {"encoder": "mlp", "channels": (4,)}, "model.channels is for the images of model.encoder=auto"),
         (VECTOR, {"pools": (2,)}, "model.pools is for the images of model.encoder=auto"),
     ],
@@ -99,6 +162,7 @@ def test_a_size_of_zero_is_refused() -> None:
         {"kernels": (7, 4, 3), "strides": (4, 2, 1)},
         {"channels": (8, 8), "kernels": (4, 3), "strides": (2, 1), "pools": (2, 2)},
         {"channels": (8, 8), "kernels": (2, 3), "strides": (3, 1)},
+        {"image_norm": "layer"},
     ],
     ids=str,
 )

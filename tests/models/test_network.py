@@ -10,7 +10,7 @@ from rlframe.models.network import Network, frozen
 from tests.models.compared import close, gradients
 
 needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
-ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
+ACTIVATIONS = ["tanh", "relu", "elu", "silu", "gelu"]
 
 
 def test_frozen_parameters_get_no_gradient_and_inputs_do() -> None:

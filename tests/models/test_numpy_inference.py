@@ -88,7 +88,7 @@ def test_every_kind_of_space_acts_as_in_torch(action: Space) -> None:
     check_steps(MIXED, action, 4, memory="gru", feed_back=True, normalize_observation=True)
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu", "gelu"])
 def test_every_activation_acts_as_in_torch(activation: str) -> None:
     check_steps(VECTOR, ACTIONS["discrete"], 8, activation=activation, hidden=(16, 16))
 

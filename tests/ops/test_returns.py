@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from rlframe.ops import returns
-from rlframe.ops.returns import discounted_return, generalized_advantage, lambda_return, n_step_return, v_trace
+from rlframe.ops.returns import (
+    discounted_return,
+    generalized_advantage,
+    lambda_return,
+    n_step_return,
+    q_lambda_return,
+    v_trace,
+)
 
 
 def column(*values: float) -> Tensor:
@@ -260,6 +267,17 @@ def slow_v_trace(rows: Rows, log_rho: Tensor, discount: float, rho_clip: float, 
                     product *= min(c_clip, ratio)
                 vs[t, b] = total
     return vs
+
+
+def test_the_q_lambda_return_follows_the_best_action_and_ends_as_others_do() -> None:
+    other = column(0, 20, -math.inf, 3, -1)  # of a second action, no better
+    q = torch.stack([other, VALUE], -1)  # [5, 1, 2]
+    never = q_lambda_return(REWARD, q, NEVER, NEVER, EVERY, 0.5, 0.5)
+    # 3 + 80;  0 + (40 * 2 + 83) / 4;  2 + (20 * 2 + 40.75) / 4;  1 + (10 * 2 + 22.1875) / 4
+    assert near(never, column(11.546875, 22.1875, 40.75, 83))
+    assert near(q_lambda_return(REWARD, q, AT_1, NEVER, BUT_2, 0.5, 0.5), column(6.5, 2, 0, 83))
+    assert near(q_lambda_return(REWARD, q, NEVER, AT_1, BUT_2, 0.5, 0.5), column(11.5, 22, 0, 83))
+    assert near(q_lambda_return(REWARD, q, NEVER, NEVER, EVERY, 0.5, 0.0), column(11, 22, 40, 83))
 
 
 @pytest.mark.parametrize("seed", range(3))

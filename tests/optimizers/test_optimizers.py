@@ -15,7 +15,16 @@ from torch.utils._pytree import tree_leaves
 from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat
-from rlframe.optimizers import AdamConfig, AdamWConfig, MuonConfig, Optimizer, OwnConfig, RMSPropConfig, SGDConfig
+from rlframe.optimizers import (
+    AdamConfig,
+    AdamWConfig,
+    MuonConfig,
+    Optimizer,
+    OwnConfig,
+    RAdamConfig,
+    RMSPropConfig,
+    SGDConfig,
+)
 from rlframe.record.codec import decode, encode
 
 RATE = torch.tensor(0.1)
@@ -34,6 +43,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # config, torch's class, 
         {"eps": 1e-5, "betas": (0.0, 0.0)},
     ),
     "adamw": (AdamWConfig(epsilon=1e-5, weight_decay=0.3), torch.optim.AdamW, {"eps": 1e-5, "weight_decay": 0.3}),
+    "radam": (RAdamConfig(epsilon=1e-5), torch.optim.RAdam, {"eps": 1e-5}),
     "rmsprop": (RMSPropConfig(epsilon=1e-5), torch.optim.RMSprop, {"eps": 1e-5}),
     "rmsprop_momentum": (
         RMSPropConfig(epsilon=1e-2, decay=0.9, momentum=0.5, weight_decay=0.1),
@@ -111,7 +121,18 @@ def test_steps_are_those_of_torch_optim_also_of_parameters_without_a_gradient(na
         torch.testing.assert_close(held, {key: state[key] for key in held}, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop_momentum"])
+def test_radam_is_torchs_also_when_it_becomes_adaptive_with_the_seventh_step() -> None:
+    ours = RAdamConfig(betas=(0.8, 0.9), epsilon=1e-3, weight_decay=0.1).make(parameters())
+    same = parameters()
+    torchs = torch.optim.RAdam(same, 0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1)
+    for step in range(9):
+        advance(ours, 1.0 - step, NO if step % 2 else None)
+        set_gradients(same, 1.0 - step)
+        torchs.step()
+        torch.testing.assert_close(ours.parameters, same, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "radam", "rmsprop_momentum"])
 @pytest.mark.parametrize("n_before", [0, 2])
 def test_states_of_torch_optim_are_gone_on_from(name: str, n_before: int) -> None:
     ours, same = made(name), parameters()

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from rlframe import launch
 from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.data import Episode, open_dataset
 from rlframe.data.episodes import as_batches
@@ -52,6 +53,25 @@ def test_every_row_is_sampled_with_its_next_observation_and_its_end(tmp_path: Pa
     assert seen == rows.keys()
 
 
+@pytest.mark.parametrize("lost_life", [False, True])
+def test_stacks_are_read_as_they_were_recorded_also_after_a_lost_life(tmp_path: Path, lost_life: bool) -> None:
+    rng, box, n = np.random.default_rng(0), spaces.Box(0, 255, (3, 8, 8), np.uint8), 12
+    frames = np.concatenate([np.zeros((2, 8, 8), np.uint8), rng.integers(1, 255, (n, 8, 8), np.uint8)])
+    stacks = np.stack([frames[i : i + 3] for i in range(n)])
+    ends = [6, n - 1] if lost_life else [n - 1]  # the second episode begins with the stack that ended the first
+    given = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        (each,) = episodes([end - begin], box, CARTPOLE[1])
+        given.append(replace(each, observation=stacks[begin : end + 1]))
+    path = stored(tmp_path, given, box, CARTPOLE[1])
+    made = make_replay(OfDatasets(path=path), FrameStack(box, 3), CARTPOLE[1], SPEC, NStep(0.9, 1))
+    assert made.n_rows == n - 1
+    batch: Transitions = made.sample(200)
+    after = {each.observation[t].tobytes(): each.observation[t + 1] for each in given for t in range(len(each))}
+    for seen, following in zip(batch.inputs.observation.numpy(), batch.next_inputs.observation.numpy(), strict=True):
+        assert np.array_equal(following, after[seen.tobytes()])
+
+
 @pytest.mark.parametrize("place", ["memory", "disk", "device"])
 def test_datasets_have_their_shares_of_each_batch(tmp_path: Path, place: str) -> None:
     one = stored(tmp_path / "a", of_all(episodes([30], *CARTPOLE), 1.0), *CARTPOLE)
@@ -75,6 +95,22 @@ def test_live_rows_have_their_share_once_there_are_any(tmp_path: Path) -> None:
     made.update_priorities(found.index, np.ones(64))
     with pytest.raises(ValueError, match="must have the shape"):
         made.update_priorities(found.index, np.ones((64, 2)))
+
+
+def test_rewards_are_scaled_so_that_returns_span_a_range(tmp_path: Path) -> None:
+    one = stored(tmp_path / "a", given := episodes([3, 6], *CARTPOLE), *CARTPOLE)
+    other = stored(tmp_path / "b", more := episodes([9, 2], *CARTPOLE, seed=1), *CARTPOLE)
+    made = replay(OfDatasets(path=f"{{{one}: 1, {other}: 1}}", return_range=1000.0))
+    returns = [each.return_ for each in (*given, *more)]
+    scale = 1000 / (max(returns) - min(returns))
+    assert f"rewards times {scale:.6g}" in str(made)
+    rewards = np.unique(made.sample(2_000).return_.numpy())
+    expected = np.unique(np.concatenate([each.reward for each in (*given, *more)])) * np.float32(scale)
+    np.testing.assert_allclose(rewards, expected, rtol=1e-6)
+    with pytest.raises(ConfigError, match="all 1 episodes have the same"):
+        replay(OfDatasets(path=stored(tmp_path / "c", given[:1], *CARTPOLE), return_range=1000.0))
+    with pytest.raises(ConfigError, match=r"return_range=1000 scales recorded rewards alone"):
+        OfDatasets(path=one, return_range=1000.0, live=0.5)
 
 
 def test_what_cannot_be_read_names_the_key(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
 PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
+PQN = "algo=pqn algo.epochs=2 algo.minibatches=2"
 REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300"
 SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
 RAINBOW = (
@@ -33,6 +34,8 @@ CASES = {
     "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
     "ppo_wrapped": f"{PPO} {PICTURES} {WRAPPED} {CONVOLUTIONS} {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
+    "pqn": f"{PQN} {CARTPOLE} model.norm=layer {ON_POLICY}",
+    "pqn_lstm": f"{PQN} {CARTPOLE} algo.explore=noisy model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",

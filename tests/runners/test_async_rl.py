@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
+from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, pqn, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import Samples
@@ -187,12 +187,21 @@ def test_the_replay_ratio_is_an_upper_bound_if_sampling_does_not_wait_and_lost_u
     assert row["updates"] + row["replay/forgone"] == pytest.approx(owed, abs=1.0)
 
 
-ON_POLICY = {"a2c": a2c.Config(), "ppo": ppo.Config(minibatches=2), "impala": impala.Config(), "appo": appo.Config()}
+ON_POLICY = {
+    "a2c": a2c.Config(),
+    "ppo": ppo.Config(minibatches=2),
+    "impala": impala.Config(),
+    "appo": appo.Config(),
+    "pqn": pqn.Config(minibatches=2),
+}
 
 
-@pytest.mark.parametrize("name", ["impala", "ppo", *(pytest.param(name, marks=SLOW) for name in ("a2c", "appo"))])
-def test_policy_gradients_learn_from_each_batch(name: str) -> None:
-    with runner_for(ON_POLICY[name], memory="gru", memory_size=4) as runner:
+@pytest.mark.parametrize(
+    "name", ["impala", "ppo", *(pytest.param(name, marks=SLOW) for name in ("a2c", "appo", "pqn"))]
+)
+def test_algorithms_without_replay_learn_from_each_batch(name: str) -> None:
+    env = EnvConfig("CartPole-v1", backend="python") if name == "pqn" else PENDULUM
+    with runner_for(ON_POLICY[name], env, memory="gru", memory_size=4) as runner:
         before = [parameter.clone() for parameter in runner.agent.parameters()]
         row = runner.train()
         assert any(not torch.equal(a, b) for a, b in zip(before, runner.agent.parameters(), strict=True))

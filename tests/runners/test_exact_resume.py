@@ -33,6 +33,7 @@ SLOW = {  # others do more: test_modes.py, dqn_prefetched, and of models and opt
     *("bc", "bc_lstm", "iql", "td3_bc", "cql"),
     *(
         "a2c",
+        "pqn",
         "dqn",
         "ddpg",
         "sac",

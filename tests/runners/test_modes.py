@@ -13,7 +13,7 @@ from rlframe.models.base import with_modes
 from rlframe.record.snapshot import load_snapshot
 from tests.models.moded import Moded
 from tests.runners.resumed import assert_resumed_exactly, log, words
-from tests.runners.resumed_cases import CARTPOLE, ON_POLICY, PENDULUM, PPO, REPLAY
+from tests.runners.resumed_cases import CARTPOLE, ON_POLICY, PENDULUM, PPO, PQN, REPLAY
 from tests.variants import variants
 
 MODED = "model.encoder=tests.models.moded:Moded"
@@ -25,6 +25,7 @@ CASES = {
     "pg": f"algo=pg {CARTPOLE} {ON_POLICY}",
     "impala": f"algo=impala {CARTPOLE} {ON_POLICY}",
     "appo": f"algo=appo algo.minibatches=2 {CARTPOLE} {ON_POLICY}",
+    "pqn": f"{PQN} {CARTPOLE} {ON_POLICY}",
     "dqn": f"algo=dqn algo.double=true algo.target_interval=5 {CARTPOLE} {REPLAYED}",
     "r2d1": f"algo=r2d1 {CARTPOLE} {SEQUENCES} model.memory=gru algo.batch_size=4 algo.replay_ratio=1 {REPLAY}",
     "sac": f"algo=sac {PENDULUM} {REPLAYED}",

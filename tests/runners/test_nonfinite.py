@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file
 
 from rlframe.agents import Agent
-from rlframe.algos import Algorithm, a2c, ddpg, dqn, impala, ppo, sac, td3
+from rlframe.algos import Algorithm, a2c, ddpg, dqn, impala, ppo, pqn, sac, td3
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
@@ -34,6 +34,7 @@ CONFIGS = {
     "ppo": ("CartPole-v1", ppo.Config(minibatches=2, epochs=1)),
     "a2c": ("CartPole-v1", a2c.Config()),
     "impala": ("CartPole-v1", impala.Config(optimizer="rmsprop")),
+    "pqn": ("CartPole-v1", pqn.Config(minibatches=2, epochs=1)),
     "dqn": ("CartPole-v1", dqn.Config(**OFF_POLICY)),
     "prioritized": ("CartPole-v1", dqn.Config(prioritized=True, **OFF_POLICY)),
     "sac": ("Pendulum-v1", sac.Config(**OFF_POLICY)),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.algos import a2c, appo, dqn, impala, pg, ppo
+from rlframe.algos import a2c, appo, dqn, impala, pg, ppo, pqn
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Struct, leaves, map_tree
 from rlframe.core.types import BatchSpec, Samples
@@ -192,8 +192,9 @@ ON_POLICY = pytest.mark.parametrize(
         pg.Config(),
         impala.Config(),
         appo.Config(minibatches=1, epochs=1),
+        pqn.Config(minibatches=1, epochs=1),
     ],
-    ids=["ppo", "a2c", "pg", "impala", "appo"],
+    ids=["ppo", "a2c", "pg", "impala", "appo", "pqn"],
 )
 
 

@@ -1,0 +1,190 @@
+"""Simplifying Deep Temporal Difference Learning. Gallici et al., 2024. arXiv 2407.04811.
+
+PQN: Q-learning on the newest batch, without replay and without a target network. Layer normalisation after each layer,
+many environments and Q(λ) returns take their place.
+
+A gradient step is read here and in `on_policy`, `agents.q`, `models.q_network`, `models.actor_critic`,
+`models.encoders`, `models.network`, `ops.returns`, `optimizer_step`, `optimizers.moments` and `core.types`. Skip
+`compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import chz
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos.base import UpdateMetrics, observed
+from rlframe.algos.defaults import Defaults, default_model
+from rlframe.algos.on_policy import OnPolicy, check_minibatches, mean_of
+from rlframe.core.config import count
+from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.seeding import Role, generator, seed_int
+from rlframe.core.struct import Struct, Tree, map_tree
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.critics import ExpectedValue
+from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
+from rlframe.kernels.device import to_device
+from rlframe.models import ModelConfig
+from rlframe.models.views import check_not_privileged
+from rlframe.ops.policy_gradient import explained_variance, masked_mean
+from rlframe.ops.returns import q_lambda_return
+from rlframe.optimizers import OptimizerConfig, optimizer
+
+
+@chz.chz
+class Config:
+    """Defaults are those of the paper's Atari runs."""
+
+    learns_from = "batches"
+    for_images = Defaults(ModelConfig(activation="relu", norm="layer", image_norm="layer"), BatchSpec(T=32, B=128))
+    for_vectors = Defaults(
+        ModelConfig(hidden=(128, 128), activation="relu", norm="layer"),
+        BatchSpec(T=32, B=16),
+        {
+            "learning_rate": "linear(1e-3,0)",
+            "q_lambda": 0.95,
+            "epochs": 4,
+            "minibatches": 4,
+            "explore.epsilon": "linear(1,0.05,0.2)",
+        },
+    )
+
+    learning_rate: Scheduled = scheduled(2.5e-4, "of the optimizer")
+    optimizer: OptimizerConfig | str = optimizer("radam", epsilon=1e-8)
+    max_grad_norm: Scheduled = scheduled(
+        10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    q_lambda: Scheduled = scheduled(0.65, "lambda: 0 is the one-step target, 1 the sum of rewards", high=1)
+    epochs: int = count(2, "passes over each batch", high=10_000)
+    minibatches: int = count(32, "gradient steps an epoch; of rows, or of whole sequences with memory")
+    explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.001,0.1)"})
+
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> QAgent:
+        model = model or default_model(self, observation_space)
+        check_not_privileged(observation_space)
+        return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed)
+
+    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
+        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
+
+    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PQN:
+        return PQN(agent, batch_spec, n_steps, self, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Struct):
+    """Training rows: [T, B], or [n] for a minibatch of rows."""
+
+    inputs: AgentInputs
+    action: Tensor
+    return_: Tensor  # G, the target
+    valid: Tensor
+
+
+class PQN(OnPolicy):
+    """The squared error to Q(λ) returns, in epochs of minibatches over each batch."""
+
+    saved = ("progress", "optimizer", "rng", "generator")
+    agent: QAgent
+    config: Config
+
+    def __init__(
+        self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
+    ) -> None:
+        """`n_steps`: env_steps of the run, over which schedules go.
+
+        Raises:
+            ConfigError, ValueError: the agent explores otherwise than `config`; minibatches do not divide the batch.
+        """
+        c = config or Config()
+        check_minibatches(c.minibatches, batch_spec, agent.recurrent)
+        super().__init__(agent, n_steps, c)
+        self.rng = generator(seed, Role.ALGO)
+        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
+        self.exploration = c.make_exploration(batch_spec, n_steps)
+        self.exploration.check(agent.exploration)
+        self.exploration.apply(agent.exploration, 0)
+
+    def steps_of_batch(self) -> int:
+        return int(self.config.epochs * self.config.minibatches)
+
+    def rows_of_step(self, batch_size: int) -> int:
+        return int(batch_size // self.config.minibatches)
+
+    def receive(self, samples: Samples) -> None:
+        super().receive(samples)
+        before, after, n_envs = self.progress.scheduled, self.progress.env_steps, self.exploration.n_envs
+        self.exploration.apply(self.agent.exploration, after)
+        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
+
+    def update(self) -> UpdateMetrics:
+        samples = self.samples.pop()
+        rows, fit = self._targets(samples)
+        metrics: list[dict[str, Tensor]] = []
+        for _ in range(self.config.epochs):
+            for minibatch in self._minibatches(rows, samples.state):
+                self.agent.model.resample(self.generator)
+                metrics.append(self.learn(minibatch))
+                self.progress.updates += 1
+        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
+        return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.optimizer.rate}
+
+    @torch.no_grad()
+    def _targets(self, samples: Samples) -> tuple[Rows, Tensor]:
+        """Rows with their returns, by the Q-values when acting, and how much of the returns those explain.
+
+        No step was made since, unless the sampler runs ahead; row T is evaluated now.
+        """
+        c, T, ends = self.now, len(samples.reward), (samples.terminated, samples.truncated, samples.valid)
+        last, _ = self.agent(samples.inputs[T:], samples.final_state)
+        q = torch.cat([samples.info.q, self.agent.kind.q(last)])  # type: ignore[attr-defined]  # QInfo
+        q = self.agent.of_allowed(q, samples.inputs)
+        return_ = q_lambda_return(samples.reward, q, *ends, c.discount, c.q_lambda)
+        inputs = samples.inputs[:-1]
+        if not self.agent.model.uses_previous:
+            inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
+        fit = explained_variance(q[:-1].amax(-1), return_, samples.valid)
+        return Rows(inputs, samples.action, return_, samples.valid), fit
+
+    def _minibatches(self, rows: Rows, state: Tree) -> Iterator[tuple[Rows, Tree]]:
+        """One pass in a new order: rows [T * B / n], or with memory sequences [T, B / n] and the memory before."""
+        n, device = self.config.minibatches, rows.valid.device
+        of_sequences = self.agent.recurrent
+        size = rows.valid.shape[1] if of_sequences else rows.valid.numel()
+        order = to_device(torch.from_numpy(self.rng.permutation(size)), device).view(n, -1)
+        rows = rows if of_sequences else rows.map(lambda x: x.flatten(0, 1))
+        for part in order:
+            if of_sequences:
+                yield rows[:, part], map_tree(lambda x, part=part: x[part], state)
+            else:
+                yield rows[part], state
+
+    def _learn(self, inputs: tuple[Rows, Tree]) -> dict[str, Tensor]:
+        """One gradient step on a minibatch."""
+        rows, state = inputs
+        values, _ = self.agent(rows.inputs, state)
+        q = self.agent.kind.q(values).gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
+        loss = self._loss(q, rows)
+        norm = self.optimizer.minimize(loss, rows, rows.valid)
+        return {"loss": loss.detach(), "q": masked_mean(q.detach(), rows.valid), "grad_norm": norm}
+
+    def _loss(self, q: Tensor, rows: Rows) -> Tensor:
+        """E[(Q(s, a) - G)²] / 2   (algorithm 1)."""
+        return masked_mean(0.5 * (q - rows.return_).square(), rows.valid)
+
+    def least_exploring(self) -> range:
+        return self.exploration.least_exploring(self.progress.env_steps)
+
+    def counters(self) -> dict[str, float]:
+        exploration = self.agent.exploration
+        level = self.exploration.metrics(exploration, self.progress.env_steps)
+        return {**super().counters(), **level, **exploration.counters()}

@@ -1,0 +1,52 @@
+"""Runs of several policies: each learns from its own rows, frozen ones stay, and resumed ones are exactly the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("pettingzoo")
+
+import rlframe
+from rlframe.record.snapshot import load_snapshot
+from tests.runners.resumed import assert_resumed_exactly
+
+SIZES = "sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1"
+TWO = (
+    f"env=tests.agents_envs:Crowd env_kwargs.kinds=2 algo=ppo algo.minibatches=1 {SIZES} "
+    f"agents.policies.even.algo.learning_rate=1e-2 agents.policies.odd.algo=dqn "
+    f"agents.policies.odd.algo.learning_starts=50 agents.policies.odd.algo.batch_size=16"
+)
+IN_TURN = f"env=tests.agents_envs:Turns algo=ppo algo.minibatches=1 {SIZES}"
+
+
+@pytest.mark.parametrize("case", [TWO, IN_TURN], ids=["two policies", "in turn"])
+def test_a_resumed_run_of_agents_equals_one_that_was_not_stopped(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_resumed_exactly(f"{case} runner.n_steps=240 runner.log_interval_steps=80", tmp_path, monkeypatch)
+
+
+def test_two_algorithms_learn_side_by_side_and_count_steps_and_rows(tmp_path: Path) -> None:
+    settings = dict(word.split("=", 1) for word in f"{TWO} runner.n_steps=256".split())
+    result = rlframe.train(**settings, log_dir=str(tmp_path))
+    row = result.metrics
+    assert {"algo/even/policy_loss", "algo/odd/loss", "episode/even/return_mean", "replay/odd/rows"} <= set(row)
+    assert row["agent_steps"] > 1.2 * row["env_steps"] > 256
+    state = load_snapshot(result.directory)[0]
+    assert {"agent/even", "agent/odd", "algo/even", "algo/odd"} <= set(state)
+    assert 0 < row["replay/odd/rows"] < row["agent_steps"]
+
+
+def test_a_frozen_policy_keeps_the_weights_of_another_run(tmp_path: Path) -> None:
+    settings = dict(word.split("=", 1) for word in f"{TWO} runner.n_steps=128".split())
+    first = rlframe.train(**settings, log_dir=str(tmp_path / "first"))
+    other = {"agents.train": "[even]", "agents.policies.odd.init": str(first.directory), "seed": 1}
+    second = rlframe.train(**settings, **other, log_dir=str(tmp_path / "second"))
+    before, after = load_snapshot(first.directory)[0], load_snapshot(second.directory)[0]
+    for policy, stays in {"odd": True, "even": False}.items():
+        weights = {name: x for name, x in before[f"agent/{policy}"].items() if name.startswith("model.")}
+        assert all(torch.equal(x, after[f"agent/{policy}"][name]) for name, x in weights.items()) == stays
+    assert "algo/odd/loss" not in second.metrics
