@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import chz
 import torch
@@ -23,16 +22,14 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
+from rlframe.algos.actor_critics import ActorCritic, ActorCriticConfig
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
-    OffPolicy,
-    OffPolicyConfig,
     check_categorical,
     n_step_replay,
     priorities,
-    random_until,
     reading_back,
     smoothed,
     soft_update,
@@ -45,17 +42,17 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.critics import Critic, make_critic
+from rlframe.critics import Critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import averaged
-from rlframe.models.network import frozen
+from rlframe.models.network import frozen, unit_weights
 from rlframe.replay import Replay, Transitions
 
 
 @chz.chz
-class Config(OffPolicyConfig):
+class Config(ActorCriticConfig):
     """Defaults are those of the paper (section 7), but for its noise, correlated in time, which is uncorrelated here
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
@@ -118,19 +115,11 @@ class Config(OffPolicyConfig):
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
         return DDPG(*self.parts(agent, batch_spec, n_steps, seed))
 
-    def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
-        """The arguments of DDPG."""
-        critic = make_critic(
-            agent.observation_space, agent.action_space, self.kind(), agent.network, self.n_critics, seed
-        )
-        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-        return agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
 
-
-class DDPG(OffPolicy):
+class DDPG(ActorCritic):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    saved = (*OffPolicy.saved, "critic", "target_actor", "optimizer", "critic_optimizer", "generator")
+    saved = (*ActorCritic.saved, "critic", "target_actor", "optimizer", "critic_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(
@@ -151,7 +140,7 @@ class DDPG(OffPolicy):
             ConfigError: initial_priority=td with a replay of your own.
             ValueError: a number of `config` is out of range.
         """
-        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), agent.random.device)
+        super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(
                 f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"
@@ -162,25 +151,23 @@ class DDPG(OffPolicy):
             else None
         )
         self.policy = agent.policy
-        self.critic = critic.to(self.device)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         targets, online = critic.target_and_online()
         self.targets, self.online = averaged(self.target_actor) + targets, averaged(agent.model) + online
-        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
-        self.critic_optimizer = make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate")
+        of_actor = unit_weights(agent.model)
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules, unit_weights=of_actor)
+        self.critic_optimizer = make_optimizer_step(
+            critic.learned, self.schedules, "critic_learning_rate", critic.unit_weights
+        )
         self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         self.learn = updates_of(self._learn, self.schedules, [self.critic_optimizer, self.optimizer])
         self.start_exploring()
 
-    def explore(self) -> None:
-        super().explore()
-        self.agent.set_random(self.progress.env_steps < random_until(self.config))
-
     def receive(self, samples: Samples) -> None:
         super().receive(samples)
         if self.new_rows and len(index := self.new_rows.newest()):
-            self.replay.update_priorities(index, self._priorities(self.new_rows.read(index)))
+            self.replay.update_priorities(index, self._priorities(self.scaled(self.new_rows.read(index))))
 
     @torch.no_grad()
     def _priorities(self, batch: Transitions) -> Tensor:
@@ -190,9 +177,9 @@ class DDPG(OffPolicy):
         return priorities(self._error(batch, values, target))
 
     def update(self) -> UpdateMetrics:
-        batch = self.replay.sample(
-            self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
-        )
+        beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
+        batch = self.scaled(self.replay.sample(self.config.batch_size, beta))
+        self.critic.choose(self.generator)
         n, c = self.progress.updates, self.config
         turns = is_due(n, c.policy_interval), self.moves.turn(c.target_interval)
         metrics, values, target = self.learn((batch, self._noise(batch.action)), *turns)

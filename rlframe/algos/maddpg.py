@@ -71,14 +71,14 @@ class Config(ddpg.Config):
             "algo=maddpg learns from several agents together; use make_joint, or algo=ddpg or td3 for one"
         )
 
-    def make_critic(self, agent: ActorAgent, n_agents: int, seed: int = 0) -> Critic:
+    def make_joint_critic(self, agent: ActorAgent, n_agents: int, seed: int = 0) -> Critic:
         """Of what all agents observe and do; `seed`, the run's root seed, decides the initial weights."""
         value, view = self.kind(), CentralView(agent.observation_space, agent.action_space, n_agents)
         actions = side_by_side(agent.action_space, n_agents)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_int(seed, Role.CRITIC))
             networks = ActionNetworks(view.space, actions, value.n_atoms, agent.network, self.n_critics)
-        return Critic(CentralNetworks(networks, view), value)
+        return Critic(CentralNetworks(networks, view), value, self.ensemble())
 
     def make_joint(
         self, agent: ActorAgent, n_agents: int, batch_spec: BatchSpec, n_steps: int, seed: int = 0
@@ -86,7 +86,7 @@ class Config(ddpg.Config):
         """For n agents that share the network of `agent`, in batches of `joint_of` of this size."""
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs * n_agents)
         critic, own_replay = (
-            self.make_critic(agent, n_agents, seed),
+            self.make_joint_critic(agent, n_agents, seed),
             joint_replay(self, agent, n_agents, batch_spec, seed),
         )
         return MADDPG(agent, critic, own_replay, exploration, n_steps, self, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from rlframe.core.config import key_of
 from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host, flushing_denormals, held, is_recording
+from rlframe.models.network import project_rows
 from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -42,11 +43,19 @@ class OptimizerStep:
     step later, when the numbers have long arrived.
     """
 
-    def __init__(self, optimizer: Optimizer, schedules: Schedules, rate: str = "learning_rate") -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedules: Schedules,
+        rate: str = "learning_rate",
+        unit_weights: Sequence[Tensor] = (),
+    ) -> None:
         """Args:
         schedules: of a config with `max_grad_norm`, the global norm at which gradients are clipped (inf: never), and
             the learning rate `rate`.
+        unit_weights: parameters whose rows are brought back to length 1 after each step.
         """
+        self.unit_weights = list(unit_weights)
         self.optimizer, self.parameters, progress = optimizer, optimizer.parameters, schedules.progress
         self.rate_key = key_of(schedules.config, rate)
         progress.learned += self.parameters
@@ -115,6 +124,7 @@ class OptimizerStep:
                 clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
             with flushing_denormals() if self.optimizer.flushes else nullcontext():
                 self.optimizer.advance(self.rate)
+            project_rows(self.unit_weights)
         else:
             wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
             self._skip(*numbers, self.progress.updates, batch, wrong)
@@ -136,6 +146,7 @@ class OptimizerStep:
         if self.clips:
             clip_gradient_on_device(gradients, norm, self._max_norm)
         self.optimizer.advance(self._rate, skipped)
+        project_rows(self.unit_weights, skipped)
         if not self.is_captured:
             self.after_launch(batch)
         return norm
@@ -220,10 +231,13 @@ class OptimizerStep:
 
 
 def make_optimizer_step(
-    parameters: Iterable[nn.Parameter], schedules: Schedules, rate: str = "learning_rate"
+    parameters: Iterable[nn.Parameter],
+    schedules: Schedules,
+    rate: str = "learning_rate",
+    unit_weights: Sequence[Tensor] = (),
 ) -> OptimizerStep:
     """A step of these parameters with the optimizer and the learning rate `rate` of the schedules' config."""
-    return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate)
+    return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate, unit_weights)
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

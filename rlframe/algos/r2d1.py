@@ -32,6 +32,7 @@ from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import ExpectedValue
@@ -137,13 +138,13 @@ class Config:
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> R2D1:
         replay = self.make_replay(agent, batch_spec, seed)
-        return R2D1(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self)
+        return R2D1(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
 
 
 class R2D1(OffPolicy):
     """Double Q-learning on sequences; online and target network start from the same stored state."""
 
-    saved = (*OffPolicy.saved, "optimizer", "target")
+    saved = (*OffPolicy.saved, "optimizer", "target", "generator")
     agent: QAgent
     replay: Replay[Sequences]
 
@@ -154,6 +155,7 @@ class R2D1(OffPolicy):
         exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
+        seed: int = 0,
     ) -> None:
         """Raises:
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
@@ -164,6 +166,7 @@ class R2D1(OffPolicy):
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
+        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
         self.start_exploring()
 
@@ -177,6 +180,8 @@ class R2D1(OffPolicy):
                 self.replay.update_priorities(index, self._loss(self.new_rows.read(index))[1])
 
     def update(self) -> UpdateMetrics:
+        self.target.resample(self.generator)
+        self.agent.model.resample(self.generator)
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )

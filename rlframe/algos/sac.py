@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import chz
@@ -23,17 +24,11 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
+from rlframe.algos.actor_critics import ActorCritic, ActorCriticConfig
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import (
-    OffPolicy,
-    OffPolicyConfig,
-    check_categorical,
-    n_step_replay,
-    random_until,
-    soft_update,
-)
+from rlframe.algos.off_policy import check_categorical, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
@@ -43,16 +38,16 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
-from rlframe.critics import Critic, make_critic
+from rlframe.critics import Critic, Ensemble
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.network import frozen
+from rlframe.models.network import frozen, unit_weights
 from rlframe.models.views import FORBIDDEN
 from rlframe.replay import Replay, Transitions
 
 
 @chz.chz
-class Config(OffPolicyConfig):
+class Config(ActorCriticConfig):
     """Defaults are those of the second paper (appendix D)."""
 
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
@@ -67,6 +62,7 @@ class Config(OffPolicyConfig):
     )
     tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each move", high=1)
     n_critics: int = count(2, "critics; targets and policy take the least of their values", high=10_000)
+    policy_from: str = choice("least", ("least", "mean"), "of the critics' Q-values: what the policy ascends")
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
     target_interval: int = count(1, "updates of the critics for each move of their targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
@@ -105,19 +101,14 @@ class Config(OffPolicyConfig):
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
+    def ensemble(self) -> Ensemble:
+        return replace(super().ensemble(), policy_from=self.policy_from)
+
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
         return SAC(*self.parts(agent, batch_spec, n_steps, seed))
-
-    def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
-        """The arguments of SAC."""
-        critic = make_critic(
-            agent.observation_space, agent.action_space, self.kind(), agent.network, self.n_critics, seed
-        )
-        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-        return agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
 
 
 Pair = tuple[Any, Any]
@@ -173,8 +164,8 @@ class Continuous(SoftValue):
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = drawn
         with frozen(self.parameters):
-            q = self.critic.q(observation, action)
-        loss = (temperature * log_prob - q.min(0).values).mean()
+            q = self.critic.policy_q(observation, action)
+        loss = (temperature * log_prob - q).mean()
         if self.config.action_prior == "gaussian":  # - log p(a), of a standard normal p
             loss = loss + 0.5 * (action.flatten(1).square().sum(-1).mean() + self.policy.size * math.log(2 * math.pi))
         return loss, log_prob.mean()
@@ -187,16 +178,16 @@ class Discrete(SoftValue):
         return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
 
     def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Losses:
-        next_q = self.critic.target_q(observations[1]).amin(0)
+        of_all, next_values = self.critic.with_next(observations[:1], observations[1:])  # [k, n, A, 1]
+        next_q = self.critic.value.q(next_values).amin(0)
         next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1, keepdim=True).detach()
-        of_all = self.critic(observations[0])  # [2, n, A, 1]
         values = of_all.gather(-2, batch.action.expand(len(of_all), -1)[..., None, None]).squeeze(-2)
         loss = self.critic.loss(values, next_value, batch.return_, batch, self.config.target_clip)
         return loss, {"loss": loss, "q": self.critic.value.q(values.detach()).mean()}
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         with frozen(self.parameters):
-            q = self.critic.q(observation).amin(0)
+            q = self.critic.policy_q(observation)
         prob = log_prob.exp()
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()
 
@@ -209,11 +200,11 @@ class Temperature(nn.Module):
         self.log = nn.Parameter(torch.tensor(math.log(initial)))
 
 
-class SAC(OffPolicy):
+class SAC(ActorCritic):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
 
     saved = (
-        *OffPolicy.saved,
+        *ActorCritic.saved,
         *("critic", "temperature", "critic_optimizer", "optimizer", "temperature_optimizer", "generator"),
     )
     agent: ActorAgent
@@ -234,9 +225,8 @@ class SAC(OffPolicy):
         Raises:
             TypeError: the agent's policy is not stochastic.    ValueError: a number of `config` is out of range.
         """
-        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), agent.random.device)
+        super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.critic = critic.to(self.device)
         self.soft_value, default_entropy = self._soft_value()
         self.targets, self.online = critic.target_and_online()
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
@@ -244,8 +234,10 @@ class SAC(OffPolicy):
         masked = isinstance(agent.policy, Choice) and agent.policy.masked
         self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_optimizer_step(self.soft_value.parameters, self.schedules, "critic_learning_rate"),
-            make_optimizer_step(agent.parameters(), self.schedules),
+            make_optimizer_step(
+                self.soft_value.parameters, self.schedules, "critic_learning_rate", critic.unit_weights
+            ),
+            make_optimizer_step(agent.parameters(), self.schedules, unit_weights=unit_weights(agent.model)),
             make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
         self.learn = updates_of(self._learn, self.schedules, steps)
@@ -273,15 +265,12 @@ class SAC(OffPolicy):
         n_allowed = (drawn > FORBIDDEN / 2).sum(-1)  # by log-probabilities
         return self.config.target_entropy_fraction * n_allowed.log().mean()
 
-    def explore(self) -> None:
-        super().explore()
-        self.agent.set_random(self.progress.env_steps < random_until(self.config))
-
     def update(self) -> UpdateMetrics:
         if not self.config.learn_temperature:  # that of the config, also in a run restored with another
             temperature = self.schedules.of("temperature")(self.progress.scheduled)
             fill(self.temperature.log.detach(), math.log(temperature))
-        batch = self.replay.sample(self.config.batch_size)
+        batch = self.scaled(self.replay.sample(self.config.batch_size))
+        self.critic.choose(self.generator)
         n, c = self.progress.updates, self.config
         noise = self.soft_value.noise(len(batch.return_))
         metrics = self.learn((batch, noise), is_due(n, c.policy_interval), self.moves.turn(c.target_interval))

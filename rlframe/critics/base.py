@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.struct import Tree, map_tree
+from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.critics.values import Value
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig, averaged, with_modes
 from rlframe.models.encoders import Vector, feature_size, has_images
-from rlframe.models.network import Network
+from rlframe.models.network import Network, batch_statistics, in_batch_statistics, unit_weights
 from rlframe.models.views import View, mask_entries
+from rlframe.ops.q_learning import truncated
 
 
 class ActionNetworks(nn.Module):
@@ -36,7 +38,8 @@ class ActionNetworks(nn.Module):
         encoders = [make_features(observation_space, config) for _ in range(k if separate else 1)]
         self.encoders = nn.ModuleList(encoders)
         sizes = [feature_size(encoders[0]) + self.action.size, *config.hidden, n_atoms]
-        self.network = Network(sizes, config.activation, norm=config.norm, k=k)
+        options = config.layer_options(config.critic.dropout)
+        self.network = Network(sizes, config.activation, norm=config.norm, k=k, options=options)
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Values of (s, a) [k, rows, n_atoms]."""
@@ -60,11 +63,9 @@ class ChoiceNetworks(nn.Module):
         self.view = View(observation_space, *mask_entries(observation_space, action_space))
         encoders = [make_features(self.view.space, config) for _ in range(k)]
         n_out = int(action_space.n) * n_atoms  # type: ignore[attr-defined]
+        sizes, options = (feature_size(encoders[0]), *config.hidden, n_out), config.layer_options(config.critic.dropout)
         self.networks = nn.ModuleList(
-            nn.Sequential(
-                encoder,
-                Network([feature_size(encoder), *config.hidden, n_out], config.activation, norm=config.norm),
-            )
+            nn.Sequential(encoder, Network(sizes, config.activation, norm=config.norm, options=options))
             for encoder in encoders
         )
 
@@ -75,23 +76,46 @@ class ChoiceNetworks(nn.Module):
         return values.unflatten(-1, (-1, self.n_atoms))
 
 
+@dataclass(frozen=True)
+class Ensemble:
+    """How many critics there are, and how their values become one: that of the target, and that of the policy."""
+
+    k: int = 2
+    has_target: bool = True  # targets come from copies that follow slowly; else from the critics themselves
+    n_chosen: int = 0  # critics, drawn at random for each update, whose values are the target; 0: all
+    target_from: str = "least"  # of the critic with the least Q; or truncated, the pool of their quantiles, without
+    n_dropped: int = 2  # of the largest for each critic
+    policy_from: str = "least"  # what of their values the policy ascends: least or mean
+
+
 class Critic(nn.Module):
     """k networks and their targets: copies of them that follow slowly, or the networks themselves.
 
     Any module can be `networks`, with forward(observation, action) to [k, rows, n_atoms], or forward(observation) to
     [k, rows, A, n_atoms] for the values of all Discrete actions; an expected value may leave the last dimension out.
+
+    Where batches are normalised, or there is no target, (s, a) and (s', a') are evaluated as one batch, by the
+    networks and by their targets, so that both have the same statistics (CrossQ, Bhatt et al. 2024, section 3; XQC).
     """
 
-    def __init__(self, networks: nn.Module, value: Value, has_target: bool = True) -> None:
-        """`has_target`: targets come from copies; else from `networks`, in one evaluation of s and s' together."""
+    def __init__(self, networks: nn.Module, value: Value, ensemble: Ensemble = Ensemble()) -> None:
         super().__init__()
-        self.networks, self.value, self.has_target = with_modes(networks), value, has_target
+        self.networks, self.value, self.ensemble = with_modes(networks), value, ensemble
+        self.has_target = has_target = ensemble.has_target
         self.target = copy.deepcopy(networks).requires_grad_(False) if has_target else nn.Identity()
+        self.is_joint = bool(batch_statistics(networks)) or not has_target
+        self.chosen: Tensor  # whose values the target is of, in this update; none: all
+        self.register_buffer("chosen", torch.zeros(ensemble.n_chosen, dtype=torch.int64), persistent=False)
 
     @property
     def learned(self) -> list[nn.Parameter]:
         """The parameters of `networks`."""
         return list(self.networks.parameters())
+
+    @property
+    def unit_weights(self) -> list[Tensor]:
+        """The weights that are projected to rows of length 1 after each step of `networks`."""
+        return unit_weights(self.networks)
 
     def target_and_online(self) -> tuple[list[Tensor], list[Tensor]]:
         """Parameters and statistics of the target, and of the networks that it moves to; empty without a target."""
@@ -105,6 +129,11 @@ class Critic(nn.Module):
         """Q-values [k, rows], or of all actions [k, rows, A]."""
         return self.value.q(self(observation, *action))
 
+    def policy_q(self, observation: Tree, *action: Tensor) -> Tensor:
+        """What the policy ascends, the least or the mean of the critics' Q-values [rows], or [rows, A]."""
+        q = self.q(observation, *action)
+        return q.mean(0) if self.ensemble.policy_from == "mean" else q.min(0).values
+
     def target_q(self, observation: Tree, *action: Tensor) -> Tensor:
         """The target's Q-values [k, rows], or of all actions [k, rows, A], without gradient."""
         with torch.no_grad():
@@ -117,28 +146,51 @@ class Critic(nn.Module):
             return self.value.q(self.networks.first(observation, action))
         return self.q(observation, action)[0]
 
+    def choose(self, generator: torch.Generator) -> None:
+        """Draw the critics that the next target is of, without replacement, unless they are all."""
+        if n := len(self.chosen):
+            drawn = torch.randperm(self.ensemble.k, generator=generator, device=generator.device)
+            self.chosen.copy_(drawn[:n])
+
     def with_target(
         self, observation: Tree, action: Tensor, next_observation: Tree, next_action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values of (s, a) [k, rows, n_atoms], and those of (s', a') [rows, n_atoms] by the target, without gradient.
+        """Values of (s, a) [k, rows, n_atoms], and those of (s', a') [rows, N] by the target, without gradient.
 
-        The latter are of the critic with the least Q(s', a')   (clipped double Q-learning, Fujimoto et al. 2018).
+        The latter are of the critic with the least Q(s', a') of those chosen (clipped double Q-learning, Fujimoto et
+        al. 2018; REDQ, Chen et al. 2021), or the pool of their quantiles without the largest (TQC).
         """
-        following = next_observation, next_action
-        if not self.has_target:  # normalisation sees both as one batch (Bhatt et al. 2024, section 3)
-            both = map_tree(lambda x, y: torch.cat([x, y]), observation, next_observation)
-            values = self(both, torch.cat([action, next_action]))
-            n = len(action)
-            return values[:, :n], self.value.least(values[:, n:].detach())
-        with torch.no_grad():
-            next_values = self._values(self.target(*following), next_action)
-        return self(observation, action), self.value.least(next_values)
+        values, next_values = self.with_next((observation, action), (next_observation, next_action))
+        if self.ensemble.target_from == "truncated":
+            return values, truncated(next_values, self.ensemble.n_dropped)
+        return values, self.value.least(next_values)
+
+    def with_next(self, now: tuple[Tree, ...], following: tuple[Tree, ...]) -> tuple[Tensor, Tensor]:
+        """Values [k, rows, ..., n_atoms] of (s, a) or (s,), and of (s', a') or (s',) by the target, without gradient.
+
+        The latter are [n_chosen, ...], of the critics chosen.
+        """
+        if not self.is_joint:
+            with torch.no_grad():
+                next_values = self._values(self.target(*following), *following[1:])
+            return self(*now), self._of_chosen(next_values)
+        n = len(leaves(now)[0])
+        both = map_tree(lambda x, y: torch.cat([x, y]), now, following)
+        values = self(*both)
+        if not self.has_target:
+            return values[:, :n], self._of_chosen(values[:, n:].detach())
+        with torch.no_grad(), in_batch_statistics(self.target):
+            next_values = self._values(self.target(*both), *both[1:])
+        return values[:, :n], self._of_chosen(next_values[:, n:])
+
+    def _of_chosen(self, next_values: Tensor) -> Tensor:
+        return next_values[self.chosen] if len(self.chosen) else next_values
 
     def loss(self, values: Tensor, target: Tensor, return_: Tensor, batch: Any, clip: Any) -> Tensor:
         """Σ_i mean w ℓ(Z_i, G + γ^k Z') [], ℓ = ½ δ² of an expected value; see Value.
 
         Args:
-            values [k, n, n_atoms] and target [n, n_atoms]: of `with_target`.    return_: G [n].
+            values [k, n, n_atoms] and target [n, N]: of `with_target`.    return_: G [n].
             batch: Transitions.    clip: largest magnitude of a target, a number or a tensor [].
         """
         return self.value.mean_loss(values, target, return_, batch.bootstrap, batch.weight, clip)
@@ -148,10 +200,16 @@ class Critic(nn.Module):
 
 
 def make_critic(
-    observation_space: Space, action_space: Space, value: Value, config: ModelConfig, k: int, seed: int
+    observation_space: Space,
+    action_space: Space,
+    value: Value,
+    config: ModelConfig,
+    ensemble: Ensemble | int,
+    seed: int,
 ) -> Critic:
-    """A critic of k networks with initial weights from `seed`, the run's root seed."""
+    """A critic of `ensemble`, or of so many networks, with initial weights from `seed`, the run's root seed."""
+    ensemble = Ensemble(ensemble) if isinstance(ensemble, int) else ensemble
     make = ChoiceNetworks if isinstance(action_space, spaces.Discrete) else ActionNetworks
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.CRITIC))
-        return Critic(make(observation_space, action_space, value.n_atoms, config, k), value)
+        return Critic(make(observation_space, action_space, value.n_atoms, config, ensemble.k), value, ensemble)

@@ -158,7 +158,8 @@ def _is_small(experiment: Experiment, observation_space: Space, action_space: Sp
         channels, strides = model.channels or _CHANNELS, model.strides or _STRIDES
         n_inputs = n_inputs * channels[-1] // math.prod(strides) ** 2  # what the convolutions make of them
         convolutions = (max(model.kernels or _KERNELS) * sum(channels)) ** 2
-    width = _numbers(action_space) * max(1, _count_of(algo, "n_atoms")) + sum(_widths(experiment).values())
+    n_atoms = 1 if getattr(algo, "value", "") == "expected" else max(1, _count_of(algo, "n_atoms"))
+    width = _numbers(action_space) * n_atoms + sum(_widths(experiment).values())
     n_layers = 4 + (12 * model.memory_layers if model.memory == "transformer" else 0)
     n_weights = convolutions + n_inputs * width + n_layers * width**2
     return n_weights * (1 + _count_of(algo, "n_critics")) <= _SMALL

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import Any
 
 import chz
@@ -28,9 +27,8 @@ from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
-from rlframe.models import numpy_inference
-from rlframe.models.network import ACTIVATIONS, Layers
-from rlframe.models.numpy_inference import affine, in_blocks, normalization
+from rlframe.models.network import Layers, through
+from rlframe.models.numpy_inference import affine, in_blocks, maps_of
 
 
 class Perturbation(nn.Module):
@@ -42,7 +40,6 @@ class Perturbation(nn.Module):
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
-        self.activations = layers.activations
         for i, parameter in enumerate(layers.flat):
             self.register_buffer(f"noise_{i}", torch.zeros_like(parameter.detach()))
 
@@ -55,27 +52,30 @@ class Perturbation(nn.Module):
     def forward(self, layers: Layers, x: Tensor, scale: Tensor) -> Tensor:
         """Outputs [n, out] of the layers for rows x [n, in] with the scales [n, 1]; scale 0 is the clean network."""
         noises = list(self.buffers())
-        parts = zip_longest(layers.parameters, noises[::2], noises[1::2], self.activations, layers.norms)
-        for (weight, bias), of_weight, of_bias, name, norm in parts:
-            x = linear(x, weight, bias) + scale * linear(x, of_weight, of_bias)
-            x = ACTIVATIONS[name](norm(x) if norm else x)
+        x = through(layers.begin, x)
+        parts = zip(layers.parameters, noises[::2], noises[1::2], layers.ends, strict=True)
+        for (weight, bias), of_weight, of_bias, end in parts:
+            x = through(end, linear(x, weight, bias) + scale * linear(x, of_weight, of_bias))
         return x
 
     def numpy_forward(self, layers: Layers) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for rows and scales in blocks, on views of all parameters."""
         noises = list(self.buffers())
-        norms = [normalization(norm) for norm in layers.norms]
+        begin = maps_of(layers.begin)
         parts = [
-            (affine(*pair), affine(of_weight, of_bias), norm, numpy_inference.ACTIVATIONS[name])
-            for pair, of_weight, of_bias, norm, name in zip_longest(
-                layers.parameters, noises[::2], noises[1::2], norms, self.activations
+            (affine(*pair), affine(of_weight, of_bias), maps_of(end))
+            for pair, of_weight, of_bias, end in zip(
+                layers.parameters, noises[::2], noises[1::2], layers.ends, strict=True
             )
         ]
 
         def forward(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-            for clean, noise, norm, activation in parts:
+            for each in begin:
+                x = each(x)
+            for clean, noise, end in parts:
                 x = clean(x) + scale * noise(x)
-                x = activation(norm(x) if norm else x)
+                for each in end:
+                    x = each(x)
             return x
 
         return forward

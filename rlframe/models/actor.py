@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
-from rlframe.models.base import ModelConfig
+from rlframe.models.base import CriticConfig, ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
@@ -43,11 +43,11 @@ class Actor(nn.Module):
         self.norm = ObservationNorm(observation_space, unchanged=masks) if config.normalize_observation else None
         self.view = View(observation_space, *masks, PRIVILEGED)
         self.encoder = make_features(self.view.space, config)
-        sizes = [feature_size(self.encoder), *config.hidden]
+        sizes, options = [feature_size(self.encoder), *config.hidden], config.layer_options()
         if make_head is None:
-            self.mlp = Network([*sizes, param_size], config.activation, norm=config.norm)
+            self.mlp = Network([*sizes, param_size], config.activation, norm=config.norm, options=options)
         else:
-            self.mlp = Network(sizes, config.activation, config.activation, config.norm)
+            self.mlp = Network(sizes, config.activation, config.activation, config.norm, options=options)
         self.head = make_head(self.mlp.size) if make_head else nn.Identity()
 
     def normalized(self, observation: Tree) -> Tree:
@@ -145,4 +145,5 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
             f"DDPG, TD3, SAC, CQL and IQL have critics of their own, which see single observations; set "
             f"{' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
         )
-    return make_encoder(observation_space, chz.replace(config, hidden=()))
+    plain = chz.replace(config, hidden=(), norm_after=False, norm_input=False, unit_rows=False, critic=CriticConfig())
+    return make_encoder(observation_space, plain)

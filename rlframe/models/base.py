@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import choice, count, number, option, sizes
+from rlframe.core.config import below_one, choice, count, number, option, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
-from rlframe.models.network import NORMS, batch_statistics
+from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
@@ -103,6 +103,7 @@ class CriticConfig:
     hidden: tuple[int, ...] = sizes((), "widths of the fully connected layers; []: those of the policy")
     activation: str = choice("auto", ("auto", *ACTIVATIONS), "auto: that of the policy")
     norm: str = choice("auto", ("auto", *NORMS), "normalisation; auto: that of the policy")
+    dropout: float = below_one(0.0, "probability that a number is dropped, in learning, before normalisation")
 
 
 @chz.chz
@@ -119,7 +120,12 @@ class ModelConfig:
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")
     image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
     activation: str = choice("tanh", ACTIVATIONS, "between fully connected layers")
-    norm: str = choice("none", NORMS, "normalisation of each row, or over the batch, before these activations")
+    norm: str = choice("none", NORMS, "normalisation of each row, or over the batch, at these activations")
+    norm_after: bool = option(False, "it follows the activations; else they follow it. Of actors and their critics")
+    norm_input: bool = option(False, "the first layer's input is normalised so too. Of actors and their critics")
+    unit_rows: bool = option(
+        False, "weights of length 1 for each output, at first and after each step. Of actors and their critics"
+    )
     critic: CriticConfig = chz.field(default=CriticConfig(), doc="networks of critics or state values, if separate")
     image_norm: str = choice("none", ("none", "layer"), "normalisation of a pixel's channels, after each convolution")
     memory: str = choice("none", ("none", "lstm", "gru", "transformer"), "what follows the encoder")
@@ -151,6 +157,21 @@ class ModelConfig:
             norm=self.norm if own.norm == "auto" else own.norm,
         )
 
+    def layer_options(self, dropout: float = 0.0) -> LayerOptions:
+        """What the layers of actors and critics have."""
+        return LayerOptions(self.norm_input, self.norm_after, dropout, self.unit_rows)
+
+    def check_plain_layers(self) -> None:
+        """Raise ConfigError if layers have something that only those of actors and their critics support."""
+        given = {name: getattr(self, name) for name in ("norm_after", "norm_input", "unit_rows")}
+        given["critic.dropout"] = self.critic.dropout
+        for name, is_given in given.items():
+            if is_given:
+                raise ConfigError(
+                    f"model.{name}={is_given} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc); "
+                    f"leave it out"
+                )
+
     def check_no_critic(self, why: str) -> None:
         """Raise ConfigError if networks of critics have something of their own, where there are none."""
         if self.critic != CriticConfig():
@@ -158,6 +179,9 @@ class ModelConfig:
 
     @chz.validate
     def _check(self) -> None:
+        for name in ("norm_after", "norm_input"):
+            if getattr(self, name) and self.norm == "none" and self.critic.norm in ("auto", "none"):
+                raise ConfigError(f"model.{name}=true needs model.norm or model.critic.norm; give one, or leave it out")
         gaussian = self.distribution in ("auto", "gaussian", "squashed_gaussian")
         if not gaussian and (self.log_std or self.state_dependent_std):
             raise ConfigError(

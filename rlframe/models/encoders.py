@@ -360,6 +360,7 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     Raises:
         ConfigError: there is no such encoder, or it does not fit the space.
     """
+    config.check_plain_layers()
     if config.encoder in _IMAGE_ENCODERS and not has_images(space):
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
     if config.image_norm != "none" and not has_images(space):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rlframe.kernels.matmul import linear
 
 Place = Mapping[str, Any]  # where the weight and the bias of a layer are, by these names: the parameters of a module
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+Map = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Map] = {
     "tanh": torch.tanh,
     "relu": F.relu,
     "elu": F.elu,
@@ -24,9 +25,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),
     "none": lambda x: x,
 }
-NORMS = ("none", "layer", "batch")
+NORMS = ("none", "layer", "batch", "renorm")
 LAYER_EPSILON = 1e-5
 BATCH_EPSILON, BATCH_MOMENTUM = 1e-3, 0.01  # Bhatt et al. 2024 (CrossQ, arXiv 1902.05605)
+RENORM_WARM_UP = 100_000  # batches that are normalised by their statistics alone, as in CrossQ's code
+MOST_R, MOST_D = 3.0, 5.0  # limits of the correction after them, as in Ioffe 2017, section 3, and CrossQ's code
 
 
 def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
@@ -55,49 +58,81 @@ class Norm(nn.Module):
 
     Batch normalisation uses the statistics of the batch, and moves the running ones, where its own parameters learn;
     elsewhere, as in acting, in targets and where they are frozen, it uses the running ones, and so it does in eval
-    mode. With k networks it normalises [k, n, size] for each of them.
+    mode (see also `in_batch_statistics`). With k networks it normalises [k, n, size] for each of them.
+
+    renorm: batch renormalisation. x^ = (x - μ_B) / σ_B r + d, with the constants r = σ_B / σ in [1/3, 3] and
+    d = (μ_B - μ) / σ in [-5, 5], so that learning sees nearly what acting sees   (Ioffe 2017, arXiv 1702.03275, eq. 4).
     """
 
     def __init__(self, kind: str, size: int, k: int) -> None:
         super().__init__()
-        shape = (k, size) if k else (size,)
+        shape, of_batch = (k, size) if k else (size,), kind in ("batch", "renorm")
         self.kind = kind
         self.mean: Tensor
         self.variance: Tensor
+        self.count: Tensor  # batches that the running statistics have seen
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
-        self.register_buffer("mean", torch.zeros(shape) if kind == "batch" else None)
-        self.register_buffer("variance", torch.ones(shape) if kind == "batch" else None)
+        self.register_buffer("mean", torch.zeros(shape) if of_batch else None)
+        self.register_buffer("variance", torch.ones(shape) if of_batch else None)
+        self.register_buffer("count", torch.zeros(shape[:-1]) if kind == "renorm" else None)
+        self.uses_batch = False  # the batch's statistics, also where nothing learns
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "layer" and self.weight.dim() == 1:
             return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, LAYER_EPSILON)
-        gain, shift = self._by_row(self.weight), self._by_row(self.bias)
+        gain: Tensor = self.weight
+        shift: Tensor = self.bias
         if self.kind == "layer":
-            return F.layer_norm(x, x.shape[-1:], eps=LAYER_EPSILON) * gain + shift
-        if self.training and torch.is_grad_enabled() and _learns(self.weight):
+            return F.layer_norm(x, x.shape[-1:], eps=LAYER_EPSILON) * self._by_row(gain) + self._by_row(shift)
+        learns = self.training and torch.is_grad_enabled() and _learns(self.weight)
+        if learns or self.uses_batch:
             rows = x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])
-            variance, mean = torch.var_mean(rows, -2, correction=0)
-            self._follow(mean.detach(), variance.detach())
+            mean, variance = self._moments(rows)
+            if self.kind == "renorm":
+                r, d = self._correction(mean.detach(), variance.detach())
+                gain, shift = gain * r, torch.addcmul(shift, gain, d)
+            if learns:
+                self._follow(mean.detach(), variance.detach())
         else:
             mean, variance = self.mean, self.variance
-        scale = (self._by_row(variance) + BATCH_EPSILON).rsqrt() * gain
-        return (x - self._by_row(mean)) * scale + shift
+        scale = (self._by_row(variance) + BATCH_EPSILON).rsqrt() * self._by_row(gain)
+        return (x - self._by_row(mean)) * scale + self._by_row(shift)
+
+    def _moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance over rows [..., n, size], in one pass: compiled it takes half the time of torch.var_mean.
+
+        Var x = E[(x - c)²] - (E[x] - c)² loses no digits where c, the running mean, is near (Chan et al. 1983).
+        """
+        shifted = rows - self._by_row(self.mean)
+        offset = shifted.mean(-2)
+        variance = (shifted.square().mean(-2) - offset.square()).clamp(min=0)
+        return self.mean + offset, variance
 
     def _by_row(self, x: Tensor) -> Tensor:
         """To be broadcast over rows."""
         return x.unsqueeze(-2) if self.weight.dim() == 2 else x
+
+    def _correction(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """r and d of eq. 4; at first 1 and 0."""
+        inverse = (self.variance + BATCH_EPSILON).rsqrt()
+        r = ((variance + BATCH_EPSILON).sqrt() * inverse).clamp(1 / MOST_R, MOST_R)
+        d = ((mean - self.mean) * inverse).clamp(-MOST_D, MOST_D)
+        corrects = self.count.unsqueeze(-1) >= RENORM_WARM_UP
+        return torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         for running, x in ((self.mean, mean), (self.variance, variance)):
             move = (x - running).nan_to_num_(0.0, 0.0, 0.0)  # of a step that is skipped nothing stays
             running.add_(move, alpha=BATCH_MOMENTUM)  # lerp_ has no rule for vmap
+        if self.kind == "renorm":
+            self.count += 1.0
 
     def first(self) -> Norm:
         """This normalisation of the first of k networks, constant."""
         one = Norm(self.kind, self.weight.shape[-1], 0)
         one.weight, one.bias = (nn.Parameter(x.detach()[0], False) for x in (self.weight, self.bias))
-        if self.kind == "batch":
+        if self.kind in ("batch", "renorm"):
             one.mean, one.variance = self.mean[0], self.variance[0]
         return one
 
@@ -122,22 +157,54 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+@contextmanager
+def in_batch_statistics(network: nn.Module) -> Iterator[None]:
+    """Context in which batch normalisation uses the batch's statistics though nothing learns, and keeps none of them.
+
+    So a target network sees a batch as the network that learns from it does (XQC, arXiv 2509.25174).
+    """
+    norms = [module for module in network.modules() if isinstance(module, Norm)]
+    for norm in norms:
+        norm.uses_batch = True
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.uses_batch = False
+
+
 class Layers:
     """Callable linear layers with an activation after each, whose parameters are looked up in modules at each call.
 
     For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch. `norms`
-    normalise the first layers' outputs before their activations.
+    normalise the first layers' outputs, before their activations or after them.
     """
 
     def __init__(
-        self, places: Sequence[Place], activations: Sequence[str], norms: Sequence[Callable[[Tensor], Tensor]] = ()
+        self,
+        places: Sequence[Place],
+        activations: Sequence[str],
+        norms: Sequence[Map] = (),
+        begin: Sequence[Map] = (),
+        dropout: Sequence[Map] = (),
+        norm_after: bool = False,
     ) -> None:
-        """`places`: the `_parameters` of a module for each layer, in which torch.func replaces parameters too."""
+        """Args:
+        places: the `_parameters` of a module for each layer, in which torch.func replaces parameters too.
+        begin: of the input.    dropout: of each product that an activation follows; before the normalisation.
+        norm_after: the activations come before the normalisation.
+        """
         self.places, self.activations, self.norms = list(places), tuple(activations), list(norms)
+        self.begin, self.dropout, self.norm_after = list(begin), list(dropout), norm_after
+        self.ends: list[list[Map | str]] = []  # what follows each product, in turn: maps, and names of activations
+        for name, norm in itertools.zip_longest(self.activations, self.norms):
+            end = [name, norm] if norm_after else [norm, name]
+            end = [part for part in end if part not in (None, "none")]
+            self.ends.append([*self.dropout, *end] if end else [])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # So that copies look into copies of the modules:
-        return Layers, (self.places, self.activations, self.norms)
+        return Layers, (self.places, self.activations, self.norms, self.begin, self.dropout, self.norm_after)
 
     @property
     def parameters(self) -> list[tuple[Tensor, Tensor]]:
@@ -151,10 +218,29 @@ class Layers:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
-        for (weight, bias), norm, name in itertools.zip_longest(self.parameters, self.norms, self.activations):
-            x = linear(x, weight, bias)
-            x = ACTIVATIONS[name](norm(x) if norm else x)
+        x = through(self.begin, x)
+        for (weight, bias), end in zip(self.parameters, self.ends, strict=True):
+            x = through(end, linear(x, weight, bias))
         return x
+
+
+def through(parts: Sequence[Map | str], x: Tensor) -> Tensor:
+    """x mapped by these in turn; strings are names of activations."""
+    for part in parts:
+        x = ACTIVATIONS[part](x) if isinstance(part, str) else part(x)
+    return x
+
+
+class LayerOptions(NamedTuple):
+    """What networks of actors and critics may have, beside the normalisation of their layers."""
+
+    norm_input: bool = False  # the input is normalised too
+    norm_after: bool = False  # normalisation comes after the activations, not before
+    dropout: float = 0.0  # probability of 0, of each number before normalisation and activation
+    unit_rows: bool = False  # weights of length 1 for each output, at first and after each step; see `unit_weights`
+
+
+PLAIN = LayerOptions()
 
 
 class Network(nn.Module):
@@ -172,6 +258,7 @@ class Network(nn.Module):
         norm: str = "none",
         k: int = 0,
         gain: float = 0.0,
+        options: LayerOptions = PLAIN,
     ) -> None:
         """Args:
         sizes: of the input and the output of each layer.    activation: between the layers.
@@ -182,13 +269,19 @@ class Network(nn.Module):
         """
         super().__init__()
         pairs = list(itertools.pairwise(sizes))
+        gain = 1.0 if options.unit_rows else gain
         every = [[_layer(*pair, gain) for pair in pairs] for _ in range(k or 1)]
         activations = [*[activation] * (len(pairs) - 1), last][: len(pairs)]
         normalized = [size for size, name in zip(sizes[1:], activations, strict=True) if name != "none"]
-        self.k, self.in_size, self.size = k, sizes[0], sizes[-1]
+        normalized = [] if norm == "none" else normalized
+        self.k, self.in_size, self.size, self.unit_rows = k, sizes[0], sizes[-1], options.unit_rows
         self.linears = nn.ModuleList(Linear(each, k) for each in zip(*every, strict=True))
-        self.norms = nn.ModuleList(Norm(norm, size, k) for size in normalized if norm != "none")
-        self.layers = Layers([each._parameters for each in self.linears], activations, list(self.norms))
+        self.norms = nn.ModuleList(Norm(norm, size, k) for size in normalized)
+        self.begin = nn.ModuleList([Norm(norm, sizes[0], k)] if options.norm_input and norm != "none" else [])
+        self.dropout = nn.ModuleList([nn.Dropout(options.dropout)] if options.dropout else [])
+        more = list(self.norms), list(self.begin), list(self.dropout), options.norm_after
+        self.layers = Layers([each._parameters for each in self.linears], activations, *more)
+        project_rows(unit_weights(self))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -196,13 +289,37 @@ class Network(nn.Module):
     def first(self, x: Tensor) -> Tensor:
         """Output [n, size] of the first of k networks, its parameters constant."""
         places = [{name: x.detach()[0] for name, x in place.items()} for place in self.layers.places]
-        norms: list[Any] = [norm.first() for norm in self.norms]  # type: ignore[operator]
-        return Layers(places, self.layers.activations, norms)(x)
+        norms, begin = ([norm.first() for norm in each] for each in (self.norms, self.begin))  # type: ignore[operator]
+        more = norms, begin, list(self.dropout), self.layers.norm_after
+        return Layers(places, self.layers.activations, *more)(x)
 
 
 def _layer(n_in: int, n_out: int, gain: float) -> nn.Module:
     layer = nn.Linear(n_in, n_out)
     return orthogonal(layer, gain) if gain else layer
+
+
+def unit_weights(network: nn.Module) -> list[Tensor]:
+    """The weights, in networks with `unit_rows`, whose rows have length 1."""
+    found = [module for module in network.modules() if isinstance(module, Network) and module.unit_rows]
+    return [linear.weight for each in found for linear in each.linears]  # type: ignore[misc]
+
+
+@torch.no_grad()
+def project_rows(weights: Sequence[Tensor], skipped: Tensor | None = None) -> None:
+    """Divide the weights of each output by their L2 norm, in place, which changes nothing before a normalisation.
+
+    So an update changes them by the same part throughout a run (XQC, arXiv 2509.25174).
+
+    Args:
+        weights: [..., out, in] each.    skipped: float32 [], 1.0 to change nothing.
+    """
+    if not weights:
+        return
+    norms = [torch.linalg.vector_norm(weight, dim=-1, keepdim=True) for weight in weights]
+    if skipped is not None:
+        norms = [torch.where(skipped == 1, 1.0, norm) for norm in norms]
+    torch._foreach_div_(list(weights), norms)
 
 
 def batch_statistics(network: nn.Module) -> list[Tensor]:

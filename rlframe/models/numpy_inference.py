@@ -8,7 +8,6 @@ over processes. Used by the models' `numpy_forward`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -83,30 +82,29 @@ def affine(weight: Tensor, bias: Tensor) -> Map:
 
 
 def mlp(layers: Layers) -> Map:
-    """Linear layers with an activation after each."""
-    parts = [
-        (affine(*pair), ACTIVATIONS[name]) for pair, name in zip(layers.parameters, layers.activations, strict=True)
-    ]
-    norms = [normalization(norm) for norm in layers.norms]
+    """Linear layers with what follows each."""
+    maps = maps_of(layers.begin)
+    for pair, end in zip(layers.parameters, layers.ends, strict=True):
+        maps += [affine(*pair), *maps_of(end)]
 
     def forward(x: Array) -> Array:
-        for linear, activation in parts:
-            x = activation(linear(x))
+        for each in maps:
+            x = each(x)
         return x
 
-    def with_norms(x: Array) -> Array:
-        for (linear, activation), norm in zip_longest(parts, norms):
-            x = linear(x)
-            x = activation(norm(x) if norm else x)
-        return x
+    return forward
 
-    return with_norms if norms else forward
+
+def maps_of(parts: Sequence[Any]) -> list[Map]:
+    """Activations by their names, and normalisation; dropout is of learning alone."""
+    known = [part for part in parts if not isinstance(part, nn.Dropout)]
+    return [ACTIVATIONS[part] if isinstance(part, str) else normalization(part) for part in known]
 
 
 def normalization(module: Any) -> Map:
     """Rows normalised as `Norm` does where it does not learn."""
     assert isinstance(module, Norm)
-    g, s, batch = as_numpy(module.weight), as_numpy(module.bias), module.kind == "batch"
+    g, s, batch = as_numpy(module.weight), as_numpy(module.bias), module.kind != "layer"
     mean, variance = (as_numpy(module.mean), as_numpy(module.variance)) if batch else (g, g)
 
     def by_running_statistics(x: Array) -> Array:

@@ -111,6 +111,21 @@ def quantile_loss(
     return loss, (target.mean(-1) - theta.detach().mean(-1)).abs()
 
 
+def truncated(theta: Tensor, n_dropped: int) -> Tensor:
+    """The atoms of all critics' quantiles in one, sorted, without the k n_dropped largest.
+
+    (Kuznetsov, Shvechikov, Grishin & Vetrov 2020, TQC, arXiv 2005.04269, section 4: the truncated mixture)
+
+    Args:
+        theta: [k, n, N] of k critics.    n_dropped: of each critic, on average; below N.
+    Returns:
+        [n, k (N - n_dropped)].
+    """
+    k, _, n_atoms = theta.shape
+    pooled = theta.transpose(0, 1).flatten(1).sort(-1).values
+    return pooled[:, : k * (n_atoms - n_dropped)]
+
+
 _EPSILON = 1e-3  # of Kapturowski et al. 2019: keeps the inverse Lipschitz
 
 

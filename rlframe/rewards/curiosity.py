@@ -18,6 +18,7 @@ from rlframe.algos import Algorithm
 from rlframe.algos.base import AlgorithmWrapper
 from rlframe.algos.compiled import Compiled
 from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.running_deviation import RunningDeviation
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import below_one, count, fraction, option, positive, sizes
 from rlframe.core.errors import ConfigError
@@ -36,7 +37,6 @@ from rlframe.rewards.base import (
     Bonus,
     BonusConfig,
     RewardConfig,
-    RunningDeviation,
     Steps,
     encoder_of,
     normalizer,

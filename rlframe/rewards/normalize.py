@@ -15,11 +15,11 @@ from typing import Any
 
 from rlframe.agents import Agent
 from rlframe.algos.base import Algorithm
+from rlframe.algos.running_deviation import RunningDeviation
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import at_last
 from rlframe.core.types import Samples
 from rlframe.envs.options import EnvOptions, clip_bounds
-from rlframe.rewards.base import RunningDeviation
 from rlframe.rewards.curiosity import Curiosity
 from rlframe.samplers import Source
 

@@ -125,6 +125,7 @@ def test_a_learned_bonus_is_recorded_too(config: Any, recorded: list[Any], monke
 
 
 @needs_compiler
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", variants(CASES_HERE, ("dqn",)))
 def test_a_compiled_update_learns_what_its_equations_learn(name: str, warned: Callable[[], list[str]]) -> None:
     compare(name, rtol=1e-3, atol=1e-4)

@@ -21,6 +21,7 @@ from rlframe.models import ModelConfig
 from rlframe.ops import returns
 from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
+from tests.algos.critic_cases import CRITICS
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, PlayedGraph, graphs_of, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "Pendulum-v1",
         {"policy_interval": 2, "target_interval": 1, "action_prior": "gaussian", "n_critics": 3, "target_clip": 5.0},
     ),
+    **CRITICS,
     "td3_muon": (td3, "Pendulum-v1", {"optimizer": MuonConfig(smallest=4, weight_decay=0.1)}),
     "td3_sgd": (td3, "Pendulum-v1", {"optimizer": SGDConfig(momentum=0.9)}),
     "td3_adamw": (td3, "Pendulum-v1", {"optimizer": "adamw"}),
@@ -88,7 +90,8 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
     spaces = gymnasium.make(env)
     arguments = (spaces.observation_space, spaces.action_space)
     if module not in (a2c, appo, impala, pg, ppo, pqn):
-        return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
+        words = {"model": {}, **ANNEALED, **settings, **more}
+        return learner(module, *arguments, device=device, **words | {"model": NETWORK | words["model"]})
     config = module.Config(**{"learning_rate": "linear(1e-3,0)"} | settings | more)
     agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)
     return config.make_algorithm(agent, BatchSpec(4, 2), ANNEALED["n_steps"], 0)

@@ -80,7 +80,7 @@ def made(batch: Transitions, n_agents: int = 2, **settings: Any) -> maddpg.MADDP
     config = maddpg.Config(**QUICK | settings)
     agent = config.make_agent(STATE, ACTION, NET, 0)
     exploration = config.make_joint(agent, n_agents, BatchSpec(4, 2), 100).exploration
-    critic = config.make_critic(agent, n_agents)
+    critic = config.make_joint_critic(agent, n_agents)
     return maddpg.MADDPG(agent, critic, Fixed(batch), exploration, 100, config)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ def test_critics_see_the_state_in_place_of_observations() -> None:
     space = spaces.Dict({"observation": spaces.Discrete(3), "privileged": spaces.Box(-1, 1, (2,))})
     config = maddpg.Config()
     agent = config.make_agent(space, ACTION, NET, 0)
-    critic = config.make_critic(agent, 2)
+    critic = config.make_joint_critic(agent, 2)
     rows = rows_at([0, 1])
     rows["valid"] = torch.tensor([[True, True], [False, True]])
     rows["observation"] = {"observation": torch.zeros(2, 2, dtype=torch.int64), "privileged": torch.rand(2, 2, 2)}

@@ -132,3 +132,12 @@ def test_r2d1_learns_what_needs_memory(memory: str) -> None:
 
 def test_a_resumed_algorithm_goes_on_exactly() -> None:
     check_resume(debug_envs.memory, **MEMORY)
+
+
+def test_noisy_layers_get_other_noise_for_each_update() -> None:
+    algo, agent, _ = run(debug_envs.memory, 8, **{**MEMORY, "explore": "noisy"})
+    seen = []
+    for _ in range(2):
+        algo.update()
+        seen.append([layer.noise_in.clone() for layer in agent.model.noisy_layers])
+    assert all(bool((one != other).any()) for one, other in zip(*seen, strict=True))

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.algos import sac, td3
-from rlframe.critics import Critic
+from rlframe.critics import Critic, Ensemble
 from tests.algos.learners import learner, transitions, updated, write_critic, write_linear
 
 TWO = spaces.Discrete(2)
@@ -174,7 +174,7 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
 @pytest.mark.parametrize("is_discrete", [False, True])
 def test_critics_without_targets_learn_from_their_own_values(is_discrete: bool) -> None:
     made = discrete() if is_discrete else continuous()
-    critic = Critic(made.critic.networks, made.critic.value, has_target=False)
+    critic = Critic(made.critic.networks, made.critic.value, Ensemble(has_target=False))
     algo = sac.SAC(made.agent, critic, made.replay, made.exploration, 100, sac.Config(replay_ratio=2.0, batch_size=2))
     before = [x.detach().clone() for x in critic.learned]
     metrics = updated(algo, two_rows(is_discrete))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlframe.algos import ddpg, sac, td3
 from rlframe.algos.off_policy import soft_update
 from rlframe.core.errors import ConfigError
-from rlframe.critics import CategoricalValue, Critic, ExpectedValue, QuantileValue, Value, make_critic
+from rlframe.critics import CategoricalValue, Critic, Ensemble, ExpectedValue, QuantileValue, Value, make_critic
 from rlframe.models import ModelConfig
 from rlframe.models.base import CriticConfig
 from rlframe.models.network import frozen
@@ -62,7 +62,7 @@ def test_networks_of_ones_own_are_evaluated_as_they_are() -> None:
 def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_the_first() -> None:
     """As CrossQ, whose batch normalisation needs it (Bhatt et al. 2024)."""
     networks = critic_of(norm="batch", hidden=(7,)).networks
-    critic, x, a = Critic(networks, HALF_SQUARE, has_target=False), torch.randn(6, 5), torch.randn(6, 2)
+    critic, x, a = Critic(networks, HALF_SQUARE, Ensemble(has_target=False)), torch.randn(6, 5), torch.randn(6, 2)
     assert critic.target_and_online() == ([], [])
     assert len(critic.state_dict()) == len(networks.state_dict())
     values, target = critic.with_target(x, a, x + 9, -a)

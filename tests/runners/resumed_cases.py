@@ -27,6 +27,12 @@ SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4
 BY_STEPS = "algo.target_interval_steps=30 algo.unique=true algo.initial_priority=2"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
 CROWD, GAME = "env=tests.agents_envs:Crowd", "env=rlframe.envs.debug_agents:TwoStepGame env_kwargs.action=box"
+NORM_INPUT = "model.norm_input=true"
+CROSSQ = f"model.norm=renorm model.norm_after=true {NORM_INPUT} algo.target_critics=false"
+XQC = f"model.norm=batch {NORM_INPUT} model.unit_rows=true algo.value=categorical algo.normalize_return=true"
+REDQ = "algo.n_critics=4 algo.n_target_critics=2 algo.policy_from=mean"
+DROQ = "model.critic.norm=layer model.critic.dropout=0.1"
+TQC = "algo.value=quantile algo.n_atoms=5 algo.target_from=truncated algo.drop_atoms=1"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
@@ -72,5 +78,8 @@ CASES = {
     f"algo.prioritized=true algo.initial_priority=td {REPLAY}",
     "qmix": f"algo=qmix {CROWD} algo.n_step=2 algo.batch_size=8 algo.replay_ratio=2 algo.target_interval=3 {REPLAY}",
     "maddpg": f"algo=maddpg {GAME} agents.global_state=true {DELAYED} algo.target_noise=0.2 {REPLAY}",
+    "crossq": f"{CROSSQ} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
+    "xqc": f"{XQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
+    "redq_droq_tqc": f"{REDQ} {DROQ} {TQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
 }

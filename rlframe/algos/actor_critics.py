@@ -1,0 +1,112 @@
+"""Shared by DDPG, TD3 and SAC, whose actors learn through critics: the keys of critics, scaled returns, first steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chz
+
+from rlframe.agents import ActorAgent
+from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, random_until
+from rlframe.algos.running_deviation import ScaledReturns
+from rlframe.core.config import choice, count, option
+from rlframe.core.errors import ConfigError
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.critics import Critic, Ensemble, make_critic
+from rlframe.exploration import ExplorationSchedule, ExploreConfig
+from rlframe.replay import Replay, Transitions
+
+
+@chz.chz
+class ActorCriticConfig(OffPolicyConfig):
+    """The keys of critics that DDPG, TD3 and SAC share; defaults are theirs."""
+
+    explore: ExploreConfig | str = "stochastic"
+    n_critics: int = count(2, "critics", high=10_000)
+    target_critics: bool = option(True, "targets are of copies of the critics that follow slowly; else of themselves")
+    n_target_critics: int = count(0, "critics that each update draws, whose values are its target; 0: all", low=0)
+    target_from: str = choice(
+        "least", ("least", "truncated"), "the target: of the critic with the least Q, or the pool of their quantiles"
+    )
+    drop_atoms: int = count(2, "of truncated: largest quantiles for each critic that the pool leaves out", low=0)
+    normalize_return: bool = option(
+        False, "rewards of an update are divided by the running deviation of the discounted return, as it is then"
+    )
+
+    @chz.validate
+    def _check_critics(self) -> None:
+        c = self
+        if c.n_target_critics > c.n_critics:
+            raise ConfigError(
+                f"algo.n_target_critics={c.n_target_critics} must be at most algo.n_critics={c.n_critics}; raise "
+                f"algo.n_critics"
+            )
+        if c.target_from == "truncated" and c.value != "quantile":
+            raise ConfigError(
+                f"algo.target_from=truncated is of quantiles, and algo.value={c.value}; add algo.value=quantile"
+            )
+        if c.target_from == "truncated" and c.drop_atoms >= c.n_atoms:
+            raise ConfigError(f"algo.drop_atoms={c.drop_atoms} must be below algo.n_atoms={c.n_atoms}")
+
+    def ensemble(self) -> Ensemble:
+        """How many critics there are, and how their values become one."""
+        chosen = 0 if self.n_target_critics == self.n_critics else self.n_target_critics
+        return Ensemble(self.n_critics, self.target_critics, chosen, self.target_from, self.drop_atoms)
+
+    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
+        """The replay of these keys."""
+        raise NotImplementedError
+
+    def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
+        """The arguments of the algorithm."""
+        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
+        replay = self.make_replay(agent, batch_spec, seed)
+        return agent, self.make_critic(agent, seed), replay, exploration, n_steps, self, seed
+
+    def make_critic(self, agent: ActorAgent, seed: int) -> Critic:
+        """Critics of the agent's spaces, with networks as the actor's but for model.critic."""
+        return make_critic(
+            agent.observation_space, agent.action_space, self.kind(), agent.network, self.ensemble(), seed
+        )
+
+
+class ActorCritic(OffPolicy):
+    """Base class of DDPG and SAC: acts at random at first, and learns from replay with scaled returns or not."""
+
+    agent: ActorAgent
+
+    def __init__(
+        self,
+        agent: ActorAgent,
+        critic: Critic,
+        replay: Replay[Transitions],
+        exploration: ExplorationSchedule,
+        n_steps: int,
+        config: Any,
+    ) -> None:
+        super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
+        self.critic = critic.to(self.device)
+        self.scaled_returns = ScaledReturns(config.discount)
+        if config.normalize_return:
+            self.saved = (*self.saved, "scaled_returns")
+
+    def receive(self, samples: Samples) -> None:
+        super().receive(samples)
+        if self.config.normalize_return:
+            self.scaled_returns.receive(samples)
+
+    def scaled(self, batch: Transitions) -> Transitions:
+        """Rows of replay as they are learned from."""
+        return self.scaled_returns(batch) if self.config.normalize_return else batch
+
+    def explore(self) -> None:
+        super().explore()
+        self.agent.set_random(self.progress.env_steps < random_until(self.config))
+
+    def observe_data(self) -> None:
+        if self.config.normalize_return:
+            raise ConfigError(
+                "algo.normalize_return=true needs rewards in the order of their steps, which data alone do not give; "
+                "leave it out, or use env.reward_scale"
+            )
+        super().observe_data()
