@@ -10,7 +10,7 @@ agents, which any algorithm learns from: an agent that is dead, has not come yet
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -168,7 +168,7 @@ def by_policy(samples: Samples) -> dict[str, Samples]:
     An agent's row is valid if it acted in it. Column b * n + k is agent k of environment b. Arrays are views where
     possible; `state` of the batch is that of a Team.
     """
-    return {policy: agents_of(joint_of(samples, policy)) for policy in samples.inputs.observation}
+    return {policy: columns_of(samples, policy) for policy in samples.inputs.observation}
 
 
 def joint_of(samples: Samples, policy: str) -> Samples:
@@ -178,28 +178,34 @@ def joint_of(samples: Samples, policy: str) -> Samples:
     The reward is the sum of theirs. A row is valid where one of them acted. The team's episode ends with that of the
     environment, or when none of them is left: terminated, unless one was truncated in that step.
     """
-    inputs, rows = samples.inputs, samples.inputs.observation[policy]
-    valid, terminated, truncated = samples.valid, samples.terminated, samples.truncated
+    found = _of_policy(samples, policy)
+    rows, valid, terminated, truncated = found.inputs.observation, found.valid, found.terminated, found.truncated
     if WAITS not in rows:
         valid = valid & rows[VALID][1:].any(-1)
         over = valid & ~acting(rows)[1:].any(-1)
         terminated = over & ~rows[TRUNCATED][1:].any(-1)
         truncated = (valid & truncated | over) & ~terminated
-    return Samples(
-        inputs=AgentInputs(rows, inputs.prev_action[policy], inputs.prev_reward, inputs.first),
+    flags = {"valid": valid, "terminated": terminated, "truncated": truncated, "n_valid": int(valid.sum())}
+    return replace(found, reward=rows[REWARD][1:].sum(-1), **flags)
+
+
+def _of_policy(samples: Samples, policy: str) -> Samples:
+    """What belongs to one policy, with rewards and flags of the environments."""
+    inputs = samples.inputs
+    own = AgentInputs(inputs.observation[policy], inputs.prev_action[policy], inputs.prev_reward, inputs.first)
+    return replace(
+        samples,
+        inputs=own,
         action=samples.action[policy],
-        reward=rows[REWARD][1:].sum(-1),
-        terminated=terminated,
-        truncated=truncated,
-        valid=valid,
         info=samples.info[policy],
         state=samples.state[policy]["own"],
         final_state=samples.final_state[policy]["own"],
-        n_env_steps=samples.n_env_steps,
-        start=samples.start,
-        stream=samples.stream,
-        n_valid=int(valid.sum()),
     )
+
+
+def columns_of(samples: Samples, policy: str) -> Samples:
+    """The batch of one policy as of `by_policy`."""
+    return agents_of(_of_policy(samples, policy))
 
 
 def agents_of(samples: Samples) -> Samples:

@@ -14,7 +14,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import SkippedUpdate, UpdateMetrics
 from rlframe.core.errors import ConfigError, ReadableError
-from rlframe.core.multi_agent import agents_of, joint_of
+from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
@@ -126,7 +126,7 @@ class Learners(dict[str, Learner]):
     def _of_policy(self, name: str, samples: Samples) -> Samples:
         """What a policy learns from, of a batch of environments of several agents."""
         learner = self.get(name, self.first)
-        return joint_of(samples, name) if learner.joint else agents_of(joint_of(samples, name))
+        return joint_of(samples, name) if learner.joint else columns_of(samples, name)
 
     def acting(self) -> list[Agent]:
         """The agents that samplers act with."""
