@@ -45,6 +45,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
+from rlframe.models.actor import Actor
 from rlframe.models.base import averaged
 from rlframe.models.network import frozen, unit_weights
 from rlframe.replay import Replay, Transitions
@@ -171,7 +172,7 @@ class DDPG(ActorCritic):
     @torch.no_grad()
     def _priorities(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
-        noise = self._noise(len(batch.return_))
+        noise = self._noise(batch.action)
         values, target = self._values_and_target(batch, *self._observations(batch), noise)
         return priorities(self._error(batch, values, target))
 
@@ -181,7 +182,7 @@ class DDPG(ActorCritic):
         self.critic.choose(self.generator)
         n, c = self.progress.updates, self.config
         turns = is_due(n, c.policy_interval), self.moves.turn(c.target_interval)
-        metrics, values, target = self.learn((batch, self._noise(len(batch.return_))), *turns)
+        metrics, values, target = self.learn((batch, self._noise(batch.action)), *turns)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))
@@ -228,21 +229,24 @@ class DDPG(ActorCritic):
     @torch.no_grad()
     def _next_action(self, next_observation: Tree, noise: Tree) -> Tensor:
         """a' = μ'(s'); with target noise clip(μ'(s') + clip(σ ε, -c, c), -1, 1)."""
-        action, c = self.policy.action(self.target_actor.params(next_observation)), self.now
+        action, c = self._action(self.target_actor, next_observation), self.now
         if self.config.target_noise == 0:
             return action
         return smoothed(action, noise, c.target_noise, c.target_noise_clip)
 
-    def _noise(self, n: int) -> Tree:
-        """ε ~ N(0, 1) [n, *act] of the target policy; () if it has none."""
+    def _action(self, actor: Actor, observation: Tree) -> Tensor:
+        """μ(s) [n, *act] of normalised observations."""
+        return self.policy.action(actor.params(observation))
+
+    def _noise(self, action: Tensor) -> Tree:
+        """ε ~ N(0, 1) of the target policy for actions [n, *act]; () if it has none."""
         if self.config.target_noise == 0:
             return ()
-        shape = n, *self.policy.shape
-        return torch.randn(shape, generator=self.generator, device=self.device)
+        return torch.randn(action.shape, generator=self.generator, device=self.device)
 
     def _update_actor(self, observation: Tree, action_of_data: Tensor) -> dict[str, Tensor]:
         """Descend the actor's loss with a = μ(s)."""
-        action = self.policy.action(self.agent.model.params(observation))
+        action = self._action(self.agent.model, observation)
         with frozen(self.critic_optimizer.parameters):
             loss = self._actor_loss(self.critic.first_q(observation, action), action, action_of_data)
         self.optimizer.minimize(loss, observation)

@@ -45,6 +45,15 @@ def learns_from(config: Any) -> str:
     return found
 
 
+def learns_jointly(config: Any) -> bool:
+    """Whether an algorithm learns from all agents' rows of a time step together, by its Config (see core.multi_agent).
+
+    Its Config then has make_joint(agent, n_agents, batch_spec, n_steps, seed), for batches of `joint_of`.
+    """
+    found: bool = getattr(config, "joint", False)
+    return found
+
+
 def defaults_of(config: Any, images: bool) -> Defaults:
     """The defaults of an algorithm by its Config, or the class of it; those of all runs if it brings none."""
     found: Defaults = getattr(config, "for_images" if images else "for_vectors", _NONE)

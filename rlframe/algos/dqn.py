@@ -47,6 +47,7 @@ from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, exp
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
+from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayBuffer, Transitions
@@ -112,6 +113,7 @@ class Config(OffPolicyConfig):
     ) -> QAgent:
         model = model or default_model(self, observation_space)
         check_feedforward(model, "dqn", "r2d1")
+        check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:

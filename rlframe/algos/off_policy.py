@@ -16,6 +16,7 @@ from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import AUTO, choice, count, fraction, number, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Value
@@ -106,10 +107,15 @@ class FromReplay(Algorithm):
         rows: int = self.config.batch_size
         return rows
 
+    def of_agents(self, samples: Samples) -> Samples:
+        """The batch with a column for each agent, if its columns are environments of several."""
+        return samples
+
     def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
+        seen = self.of_agents(samples)
+        self.progress.count(seen)
         self.replay.append(samples)
-        self.agent.observe(observed(samples))
+        self.agent.observe(observed(seen))
         self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
 
     def observe_data(self) -> None:
@@ -193,8 +199,8 @@ class OffPolicy(FromReplay):
         super().receive(samples)
         before, after = self.progress.scheduled, self.progress.env_steps
         self.explore()
-        n_envs = self.exploration.n_envs
-        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
+        n_envs, seen = self.exploration.n_envs, self.of_agents(samples).observation
+        self.agent.exploration.follow(self.agent.model, seen, before // n_envs, after // n_envs)
 
     def least_exploring(self) -> range:
         return self.exploration.least_exploring(self.progress.env_steps)
@@ -243,6 +249,22 @@ def n_step_replay(
     first = math.inf if initial in ("max", "td") else float(initial)
     reader = NStep(config.discount, config.n_step, initial == "td")
     return replay_of(config, agent, batch_spec, seed, reader, alpha, unique=unique, initial_priority=first)
+
+
+def joint_replay(
+    config: Any, agent: QAgent | ActorAgent, n_agents: int, batch_spec: BatchSpec, seed: int
+) -> Replay[Transitions]:
+    """Replay of config.n_step transitions of n agents side by side (see core.multi_agent.joint_of)."""
+    return make_replay(
+        config.replay,
+        observation_of(agent.observation_space, n_agents, turns=False),
+        side_by_side(agent.action_space, n_agents, canonical=True),
+        batch_spec,
+        NStep(config.discount, config.n_step),
+        previous=agent.model.uses_previous,
+        device=next(agent.parameters()).device,
+        seed=seed,
+    )
 
 
 def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredReplay[Batch]:

@@ -31,6 +31,7 @@ from rlframe.critics import ExpectedValue
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.device import to_device
 from rlframe.models import ModelConfig
+from rlframe.models.views import check_not_privileged
 from rlframe.ops.policy_gradient import explained_variance, masked_mean
 from rlframe.ops.returns import q_lambda_return
 from rlframe.optimizers import OptimizerConfig, optimizer
@@ -69,6 +70,7 @@ class Config:
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
         model = model or default_model(self, observation_space)
+        check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:

@@ -4,12 +4,13 @@ What the agents of an environment observe and do is one Dict, with an entry for 
 side by side: [n, ...]. So an environment is a column of a batch, as one with a single agent is. Beside what agents
 observe, their entry says what happened to each in the step before. `by_policy` makes batches of it whose columns are
 agents, which any algorithm learns from: an agent that is dead, has not come yet or waits for its turn is absent there.
+`joint_of` keeps the agents of a policy side by side, for algorithms that learn from all of them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -35,6 +36,7 @@ class PolicyMap:
     function: str = ""  # module:function of (agent, episode) that returns a policy
     policies: tuple[str, ...] = ()  # all of them; (): one for all agents
     global_state: str = ""  # true, or module:function of the agents' observations, for critics alone
+    agent_id: bool = False  # agents observe which one they are
 
     def of(self, agent: str) -> str:
         """The policy of an agent by its name: the first pattern that fits it, or else the policy that it begins with.
@@ -146,17 +148,69 @@ def random_actions(
     return map_tree(lambda *each: np.concatenate(each), *drawn)
 
 
+def acting(rows: Mapping[str, Any]) -> Any:
+    """Whether each agent acts in a row, [..., n] bool, by the flags of its entry; not where agents take turns."""
+    return rows[FIRST] | (rows[VALID] & ~rows[TERMINATED] & ~rows[TRUNCATED])
+
+
+def present(rows: Mapping[str, Any]) -> Any:
+    """Whether each agent counts in the value of a row, [..., n] bool: those that act there.
+
+    In the last row of an episode, in which nobody acts, those that were truncated: their values are bootstrapped from.
+    """
+    acts = acting(rows)
+    return acts | (rows[VALID] & rows[TRUNCATED] & ~rows[TERMINATED] & ~acts.any(-1)[..., None])
+
+
 def by_policy(samples: Samples) -> dict[str, Samples]:
     """A batch [T, B] of environments of several agents as one for each policy, [T, B * n], with agents as columns.
 
     An agent's row is valid if it acted in it. Column b * n + k is agent k of environment b. Arrays are views where
     possible; `state` of the batch is that of a Team.
     """
-    return {policy: _of_policy(samples, policy) for policy in samples.inputs.observation}
+    return {policy: columns_of(samples, policy) for policy in samples.inputs.observation}
+
+
+def joint_of(samples: Samples, policy: str) -> Samples:
+    """A batch [T, B] of environments of several agents with what belongs to one policy, its agents side by side.
+
+    Row t has the observations [n, ...] and flags of all its agents (see `observation_of`), and their actions [n, ...].
+    The reward is the sum of theirs. A row is valid where one of them acted. The team's episode ends with that of the
+    environment, or when none of them is left: terminated, unless one was truncated in that step.
+    """
+    found = _of_policy(samples, policy)
+    rows, valid, terminated, truncated = found.inputs.observation, found.valid, found.terminated, found.truncated
+    if WAITS not in rows:
+        valid = valid & rows[VALID][1:].any(-1)
+        over = valid & ~acting(rows)[1:].any(-1)
+        terminated = over & ~rows[TRUNCATED][1:].any(-1)
+        truncated = (valid & truncated | over) & ~terminated
+    flags = {"valid": valid, "terminated": terminated, "truncated": truncated, "n_valid": int(valid.sum())}
+    return replace(found, reward=rows[REWARD][1:].sum(-1), **flags)
 
 
 def _of_policy(samples: Samples, policy: str) -> Samples:
-    inputs, rows = samples.inputs, samples.inputs.observation[policy]
+    """What belongs to one policy, with rewards and flags of the environments."""
+    inputs = samples.inputs
+    own = AgentInputs(inputs.observation[policy], inputs.prev_action[policy], inputs.prev_reward, inputs.first)
+    return replace(
+        samples,
+        inputs=own,
+        action=samples.action[policy],
+        info=samples.info[policy],
+        state=samples.state[policy]["own"],
+        final_state=samples.final_state[policy]["own"],
+    )
+
+
+def columns_of(samples: Samples, policy: str) -> Samples:
+    """The batch of one policy as of `by_policy`."""
+    return agents_of(_of_policy(samples, policy))
+
+
+def agents_of(samples: Samples) -> Samples:
+    """A batch of `joint_of` with agents as columns, as of `by_policy`."""
+    inputs, rows = samples.inputs, samples.inputs.observation
     terminated, valid = rows[TERMINATED][1:], rows[VALID][1:] & samples.valid[..., None]
     cut = samples.truncated[..., None]  # a time limit, or an environment that had to be made again
     if WAITS in rows:  # then steps that are not finished end too
@@ -164,20 +218,26 @@ def _of_policy(samples: Samples, policy: str) -> Samples:
     truncated = (rows[TRUNCATED][1:] | cut) & ~terminated
     columns = _columns
     return Samples(
-        inputs=AgentInputs(*map(columns, (rows[OBSERVATION], inputs.prev_action[policy], rows[REWARD], rows[FIRST]))),
-        action=columns(samples.action[policy]),
+        inputs=AgentInputs(*map(columns, (rows[OBSERVATION], inputs.prev_action, rows[REWARD], rows[FIRST]))),
+        action=columns(samples.action),
         reward=columns(rows[REWARD][1:]),
         terminated=columns(terminated & valid),
         truncated=columns(truncated & valid),
         valid=columns(valid),
-        info=columns(samples.info[policy]),
-        state=flat(samples.state[policy]["own"]),
-        final_state=flat(samples.final_state[policy]["own"]),
+        info=columns(samples.info),
+        state=flat(samples.state),
+        final_state=flat(samples.final_state),
         n_env_steps=samples.n_env_steps,
         start=samples.start,
         stream=samples.stream,
         n_valid=int(valid.sum()),
     )
+
+
+def agent_rows(inputs: AgentInputs) -> AgentInputs:
+    """The inputs [N, n, ...] of a policy's agents side by side as rows of their own, [N * n, ...]."""
+    rows = inputs.observation
+    return AgentInputs(*map(flat, (rows[OBSERVATION], inputs.prev_action, rows[REWARD], rows[FIRST])))
 
 
 def _columns(tree: Tree) -> Any:

@@ -61,7 +61,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._map, self._function = policies, function_of(policies.function, "agents.map")
         self.possible = possible_agents(self.env)
         observations, infos = self.env.reset(seed=0)
-        self._extra = Extras(self.env, policies.global_state, observations, infos)
+        self._extra = Extras(self.env, policies, observations, infos)
         self._slots = self._make_slots()
         own = {name: self._spaces_of(name, agents) for name, agents in self._slots.items()}
         seen, done = ({name: each[i] for name, each in own.items()} for i in (0, 1))

@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import OBSERVATION
+from rlframe.core.multi_agent import OBSERVATION, PolicyMap
 from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.envs.observations import InvalidValue
@@ -122,14 +122,18 @@ def known() -> list[str]:
     return found
 
 
-class Extras:
-    """What agents observe beside their own observations: the state of the environment, and masks from their infos."""
+AGENT_ID = "agent_id"  # entry of observations
 
-    def __init__(self, env: Any, state: str, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        """Args:
-        state: true, or module:function of all observations; empty: none.    observations, infos: of a reset.
-        """
-        self._env, self._name = env, state
+
+class Extras:
+    """What agents observe beside their own observations: the environment's state, their number, and infos' masks."""
+
+    def __init__(
+        self, env: Any, policies: PolicyMap, observations: Mapping[str, Any], infos: Mapping[str, Any]
+    ) -> None:
+        """`policies` says what agents observe; `observations` and `infos` are of a reset."""
+        self._env, self._name = env, (state := policies.global_state)
+        self._ids = {agent: i for i, agent in enumerate(possible_agents(env))} if policies.agent_id else {}
         self._function = function_of(state, "agents.global_state") if state not in ("", "true") else None
         masks = [info[ACTION_MASK] for info in infos.values() if isinstance(info, dict) and ACTION_MASK in info]
         self._masked = bool(masks)
@@ -145,7 +149,7 @@ class Extras:
     @property
     def adds(self) -> bool:
         """Whether it adds something to what agents observe."""
-        return self._masked or self._space is not None
+        return self._masked or bool(self._ids) or self._space is not None
 
     def update(self, observations: Mapping[str, Any]) -> None:
         """Take the state after a step, of which these are the observations."""
@@ -169,6 +173,8 @@ class Extras:
         if self._masked and ACTION_MASK not in entries and isinstance(done := self._env.action_space(agent), _DISCRETE):
             n = int(done.n) if isinstance(done, spaces.Discrete) else int(done.nvec.sum())
             entries[ACTION_MASK] = spaces.Box(0, 1, (n,), np.int8)
+        if self._ids:
+            entries[AGENT_ID] = spaces.Discrete(len(self._ids))
         if self._space is not None:
             entries[PRIVILEGED] = self._space
         return spaces.Dict(entries)
@@ -183,6 +189,8 @@ class Extras:
             if mask is None:
                 raise InvalidValue("its info has no action_mask, and had one at the first reset")
             found[ACTION_MASK] = np.asarray(mask, np.int8)
+        if self._ids:
+            found[AGENT_ID] = self._ids[agent]
         if self._space is not None:
             found[PRIVILEGED] = self._state
         return found

@@ -11,7 +11,7 @@ import chz
 from rlframe.core.config import names, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import PolicyMap
-from rlframe.core.parts import ROOTS, part
+from rlframe.core.parts import ROOTS, part, part_name
 from rlframe.models import ModelConfig
 
 OF_POLICY = re.compile(r"agents\.policies\.([^.]+)\.(.+)")
@@ -43,6 +43,7 @@ class AgentsConfig:
     global_state: str = option(
         "", "true: critics see the environment's state() too; or module:function of the observations"
     )
+    agent_id: bool = option(False, "agents observe which one they are, so that a shared policy can tell them apart")
 
     @chz.validate
     def _check(self) -> None:
@@ -60,7 +61,7 @@ class AgentsConfig:
         """For the environments."""
         state = {"true": "true", "false": ""}.get(self.global_state.lower(), self.global_state)
         patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
-        return PolicyMap(patterns, self.map_function, tuple(self.policies), state)
+        return PolicyMap(patterns, self.map_function, tuple(self.policies), state, self.agent_id)
 
     def learns(self, policy: str) -> bool:
         return not self.train or policy in self.train
@@ -107,3 +108,15 @@ def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
             if not (other and key.startswith("algo")):
                 found.setdefault(f"{own}.{key}", value)
     return found
+
+
+def check_joint(policy: str, algo: Any, bonus: Any, env: str, turns: bool) -> None:
+    """Raise ConfigError unless a policy's agents can learn together: they take turns, or rewards have a bonus."""
+    name = part_name(algo, ROOTS["algo"])
+    if turns:
+        raise ConfigError(
+            f"policy {policy}: algo={name} learns from what agents do at the same time, and those of env={env} take "
+            f"turns; use algo=ppo or dqn"
+        )
+    if (kind := part_name(bonus, "rlframe.rewards")) != "none":
+        raise ConfigError(f"policy {policy}: reward.bonus={kind} is of one agent's rows, and algo={name} has a team's")

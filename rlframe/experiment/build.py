@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice, compiling
-from rlframe.algos.defaults import learns_from
+from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
@@ -23,7 +24,6 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
-from rlframe.core.types import BatchSpec
 from rlframe.data.reading import check_spaces, open_dataset
 from rlframe.data.scores import KEYS, ReferenceScores
 from rlframe.data.transform import load_transform
@@ -32,6 +32,7 @@ from rlframe.evaluation.episode_rows import load_episodes
 from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
+from rlframe.experiment.agents import check_joint
 from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
@@ -173,27 +174,37 @@ def make_learners(
 ) -> dict[str, Learner]:
     """The learner of the agent, or of each policy of a Team."""
     if not isinstance(agent, Team):
-        algo = _make_algorithm(experiment, agent, sampler.batch_spec, in_spaces)
+        if learns_jointly(experiment.algo):
+            name = part_name(experiment.algo, ROOTS["algo"])
+            raise ConfigError(f"algo={name} is for environments of several agents, and env={experiment.env} has one")
+        algo = _make_algorithm(
+            experiment, partial(experiment.algo.make_algorithm, agent, sampler.batch_spec), in_spaces
+        )
         return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
     observations, actions = joint(in_spaces)
     found = {}
     for index, (name, n) in enumerate(agent.sizes.items()):
-        own, policy = experiment.of_policy(name, index), agent.agents()[name]
-        spec = sampler.batch_spec._replace(B=sampler.batch_spec.B * n)
-        if experiment.agents.learns(name):
-            algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]), name)
-        else:
-            algo = Frozen(own.algo)
-        found[name] = Learner(policy, algo, team=agent)
+        own, policy, spec = experiment.of_policy(name, index), agent.agents()[name], sampler.batch_spec
+        learns, jointly = experiment.agents.learns(name), learns_jointly(own.algo)
+        if learns and jointly:
+            check_joint(name, own.algo, own.reward.bonus, own.env, agent.turns)
+        each = partial(own.algo.make_algorithm, policy, spec._replace(B=spec.B * n))
+        make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
+        in_own = observations.own[name], actions.own[name]
+        algo = _make_algorithm(own, make, in_own, name) if learns else Frozen(own.algo)
+        found[name] = Learner(policy, algo, team=agent, joint=learns and jointly)
     return found
 
 
 def _make_algorithm(
-    experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space], policy: str = ""
+    experiment: Experiment,
+    make: Callable[[int, int], Algorithm],
+    in_spaces: tuple[Space, Space],
+    policy: str = "",
 ) -> Algorithm:
-    """The algorithm of an agent whose batches are of this size, with the bonus of its rewards."""
+    """The algorithm that `make` makes of n_steps and seed, with the bonus of its rewards."""
     n_steps = experiment.runner.n_steps
-    algo: Algorithm = experiment.algo.make_algorithm(agent, spec, n_steps, experiment.seed)
+    algo = make(n_steps, experiment.seed)
     if experiment.init_optimizer:
         load_optimizers(algo, saved_part(experiment.init, "algo", policy), experiment.init)
     _check_divided(algo)

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.device import to_device
@@ -26,7 +27,7 @@ from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.models.network import Network, Norm
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.views import ActionOutputs, View, has_privileged, special_entries
+from rlframe.models.views import ActionOutputs, View, special_entries
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
@@ -41,6 +42,10 @@ class QModel(Model):
 
         `noisy` [..., 1] or a number: scale of the noise of noisy layers in each row, 0 for none.
         """
+
+    def normalized(self, observation: Tree) -> Tree:
+        """The observation as networks beside this one see it, normalised as for this one."""
+        return observation
 
     def resample(self, generator: torch.Generator) -> None:
         """Draw new noise for noisy layers."""
@@ -145,12 +150,10 @@ class QNetwork(QModel):
     ) -> None:
         super().__init__()
         config.check_no_critic("a Q-network is the one that acts")
-        if has_privileged(observation_space):
-            raise ConfigError("observation['privileged'] is for critics alone, but a Q-network is the one that acts")
         special = special_entries(observation_space, action_space, config)
         if dueling and config.action_embedding:
             raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
-        view = View(observation_space, *special)
+        view = View(observation_space, *special, PRIVILEGED)
         self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
         name = "image_hidden" if has_images(view.space) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
@@ -170,12 +173,14 @@ class QNetwork(QModel):
         return self.trunk.initial_state(n)
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
-        observation = self.norm(inputs.observation) if self.norm else inputs.observation
-        features, state = self.trunk(observation, inputs, state)
+        features, state = self.trunk(self.normalized(inputs.observation), inputs, state)
         values = self._by_action(self.advantage(features, noisy))
         if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
             values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
         return self.outputs.values(values, inputs.observation), state
+
+    def normalized(self, observation: Tree) -> Tree:
+        return self.norm(observation) if self.norm else observation
 
     def _by_action(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.n_outputs, self.n_atoms)

@@ -74,6 +74,15 @@ def has_privileged(space: Space) -> bool:
     return isinstance(space, spaces.Dict) and PRIVILEGED in space.spaces
 
 
+def check_not_privileged(observation_space: Space) -> None:
+    """Raise ConfigError if observations have an entry that no network of the DQN family would see."""
+    if has_privileged(observation_space):
+        raise ConfigError(
+            "observation['privileged'] is for critics alone, but a Q-network is the one that acts; leave it out, or "
+            "agents.global_state, which adds it (for a team: algo=qmix)"
+        )
+
+
 class ActionOutputs(nn.Module):
     """From a network's outputs to one for each action: by embeddings of available actions, and by the mask.
 

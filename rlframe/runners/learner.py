@@ -14,7 +14,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import SkippedUpdate, UpdateMetrics
 from rlframe.core.errors import ConfigError, ReadableError
-from rlframe.core.multi_agent import by_policy
+from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
@@ -40,6 +40,7 @@ class Learner:
     rewards: Rewards = UNCHANGED
     name: str = ""  # of one among several; set by their runner
     team: Agent | None = None  # that acts with its agent, if an environment has several
+    joint: bool = False  # it learns from the rows of all its agents together
 
     @property
     def of(self) -> str:
@@ -110,7 +111,7 @@ class Learners(dict[str, Learner]):
             ConfigError: the source has batches for other learners, or something else.
         """
         if isinstance(found, Samples) and self.first.team is not None:
-            found = by_policy(found)
+            found = {name: self._of_policy(name, found) for name in found.inputs.observation}
             if len(self) == 1:
                 found = next(iter(found.values()))
         if isinstance(found, Samples) and len(self) == 1:
@@ -121,6 +122,11 @@ class Learners(dict[str, Learner]):
             of = "one batch" if isinstance(found, Samples) else f"batches of {', '.join(found)}"
             raise ConfigError(f"the sampler has {of}, and the learners of this run are {', '.join(self)}")
         return [(self[name], self[name].rewards(samples)) for name, samples in found.items()]
+
+    def _of_policy(self, name: str, samples: Samples) -> Samples:
+        """What a policy learns from, of a batch of environments of several agents."""
+        learner = self.get(name, self.first)
+        return joint_of(samples, name) if learner.joint else columns_of(samples, name)
 
     def acting(self) -> list[Agent]:
         """The agents that samplers act with."""

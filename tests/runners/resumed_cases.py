@@ -26,6 +26,7 @@ DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.tar
 SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4"
 BY_STEPS = "algo.target_interval_steps=30 algo.unique=true algo.initial_priority=2"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
+CROWD, GAME = "env=tests.agents_envs:Crowd", "env=rlframe.envs.debug_agents:TwoStepGame env_kwargs.action=box"
 NORM_INPUT = "model.norm_input=true"
 CROSSQ = f"model.norm=renorm model.norm_after=true {NORM_INPUT} algo.target_critics=false"
 XQC = f"model.norm=batch {NORM_INPUT} model.unit_rows=true algo.value=categorical algo.normalize_return=true"
@@ -81,6 +82,8 @@ CASES = {
     "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} {SEQUENCES} model.memory=lstm {REPLAY}",
     "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "
     f"algo.prioritized=true algo.initial_priority=td {REPLAY}",
+    "qmix": f"algo=qmix {CROWD} algo.n_step=2 algo.batch_size=8 algo.replay_ratio=2 algo.target_interval=3 {REPLAY}",
+    "maddpg": f"algo=maddpg {GAME} agents.global_state=true {DELAYED} algo.target_noise=0.2 {REPLAY}",
     "crossq": f"{CROSSQ} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "xqc": f"{XQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "redq_droq_tqc": f"{REDQ} {DROQ} {TQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",

@@ -1,0 +1,225 @@
+"""QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement Learning. Rashid et al., 2018.
+
+https://arxiv.org/abs/1803.11485
+
+With mixer=sum, Value-Decomposition Networks (VDN, Sunehag et al. 2017, arXiv 1706.05296). The agents' networks are
+feed-forward; the papers' have memory. For the team's reward, the sum of its agents'.
+
+A gradient step is read here and in `off_policy`, `agents.q`, `models.q_network`, `models.central`, `ops.q_learning`,
+`optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+
+import chz
+import torch
+import torch.nn.functional as F
+from gymnasium import Space
+from torch import Tensor, nn
+
+from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos.base import Algorithm, UpdateMetrics
+from rlframe.algos.compiled import updates_of
+from rlframe.algos.defaults import Defaults, default_model
+from rlframe.algos.off_policy import OffPolicy, check_feedforward, copy_into, interval_steps, joint_replay
+from rlframe.algos.optimizer_step import make_optimizer_step
+from rlframe.core.config import choice, count, fraction, option, positive
+from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
+from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.struct import Tree
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.critics import ExpectedValue
+from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
+from rlframe.models import ModelConfig
+from rlframe.models.actor import make_features
+from rlframe.models.central import CentralView, where_present
+from rlframe.models.encoders import feature_size
+from rlframe.models.q_network import QModel
+from rlframe.ops.q_learning import td_loss
+from rlframe.optimizers import OptimizerConfig, optimizer
+from rlframe.replay import Replay, ReplayConfig, Transitions, replay
+
+
+@chz.chz
+class Config:
+    """Defaults are those of the paper where it has them, with Adam for RMSProp, and rows for episodes."""
+
+    learns_from = "replay"
+    joint = True
+
+    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=8, B=4))
+    for_vectors = Defaults(ModelConfig(hidden=(64, 64), activation="relu"), BatchSpec(T=8, B=4))
+
+    learning_rate: Scheduled = scheduled(5e-4, "of agents and mixing network")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
+    max_grad_norm: Scheduled = scheduled(
+        10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
+    discount: float = fraction(0.99, "gamma, per env step")
+    n_step: int = count(1, "rewards a return sums before it bootstraps")
+    batch_size: int = count(256, "rows an update, each of all agents")
+    replay: ReplayConfig | str = replay()
+    replay_ratio: float = positive(32.0, "rows learned from for each row sampled: batch_size / env_steps an update")
+    learning_starts: int = count(1_000, "env_steps before the first update", low=0)
+    huber_delta: float = positive(float("inf"), "|TD error| above which the loss is linear; inf: squared")
+    target_interval: int = count(200, "updates between moves of the target networks")
+    target_interval_steps: int = interval_steps()
+    target_tau: Scheduled = scheduled(1.0, "how far they move to the online networks; 1: a copy", high=1)
+    explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.05,0.1)"})
+    double: bool = option(True, "the online network chooses the next actions, the target network values them")
+    dueling: bool = option(False, "a stream for the state's value and one for the advantages")
+    mixer: str = choice("monotonic", ("monotonic", "sum"), "of the agents' values: QMIX's network, or VDN's sum")
+    mixer_width: int = count(32, "hidden units of the mixing network", high=10_000)
+
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> QAgent:
+        model = model or default_model(self, observation_space)
+        check_feedforward(model, "qmix", "ppo")
+        return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
+
+    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
+        raise ConfigError("algo=qmix learns from several agents together; use make_joint, or algo=dqn for one")
+
+    def make_mixer(self, agent: QAgent, n_agents: int, seed: int = 0) -> Mixer:
+        """`seed`, the run's root seed, decides its initial weights."""
+        if self.mixer == "sum":
+            return Sum()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_int(seed, Role.CRITIC))
+            view = CentralView(agent.observation_space, agent.action_space, n_agents)
+            return Monotonic(view, n_agents, self.mixer_width, agent.model_config)
+
+    def make_joint(self, agent: QAgent, n_agents: int, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> QMIX:
+        """For n agents that share the network of `agent`, in batches of `joint_of` of this size."""
+        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs * n_agents)
+        own_replay, mixer = (
+            joint_replay(self, agent, n_agents, batch_spec, seed),
+            self.make_mixer(agent, n_agents, seed),
+        )
+        return QMIX(agent, mixer, own_replay, exploration, n_steps, self, seed)
+
+
+class Mixer(nn.Module, ABC):
+    """Makes one value of those of all agents."""
+
+    @abstractmethod
+    def forward(self, q: Tensor, observation: Tree, present: Tensor) -> Tensor:
+        """Q_tot [N] of q [N, n], 0 for agents that are not present.
+
+        Args:
+            observation: [N, n, ...], normalised.    present: [N, n] bool.
+        """
+
+
+class Sum(Mixer):
+    """Q_tot = Σ_a Q_a   (Sunehag et al. 2017)."""
+
+    def forward(self, q: Tensor, observation: Tree, present: Tensor) -> Tensor:
+        return q.sum(-1)
+
+
+class Monotonic(Mixer):
+    """Q_tot = w_2(s)ᵀ elu(W_1(s) q + b_1(s)) + b_2(s),  W_1, w_2 >= 0   (figure 2; eq. 5: ∂Q_tot / ∂Q_a >= 0).
+
+    The weights are those of hypernetworks of the state: linear, and b_2 of one hidden layer.
+    """
+
+    def __init__(self, view: CentralView, n_agents: int, width: int, config: ModelConfig) -> None:
+        super().__init__()
+        plain = chz.replace(config.of_critic(), feed_back=False, action_embedding=0)
+        self.view, self.encoder = view, make_features(view.space, plain)
+        size = feature_size(self.encoder)
+        self.W_1, self.b_1 = nn.Linear(size, width * n_agents), nn.Linear(size, width)
+        self.w_2 = nn.Linear(size, width)
+        self.b_2 = nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, q: Tensor, observation: Tree, present: Tensor) -> Tensor:
+        state = self.encoder(self.view(observation, present))
+        W_1 = self.W_1(state).abs().unflatten(-1, (-1, q.shape[-1]))  # [N, width, n]
+        hidden = F.elu((W_1 * q.unsqueeze(-2)).sum(-1) + self.b_1(state))
+        mixed: Tensor = (self.w_2(state).abs() * hidden).sum(-1) + self.b_2(state).squeeze(-1)
+        return mixed
+
+
+class QMIX(OffPolicy):
+    """Q-learning of the team's value, whose greedy actions are those of each agent's own value."""
+
+    saved = (*OffPolicy.saved, "optimizer", "mixer", "targets", "generator")
+    agent: QAgent
+
+    def __init__(
+        self,
+        agent: QAgent,
+        mixer: Mixer,
+        replay: Replay[Transitions],
+        exploration: ExplorationSchedule,
+        n_steps: int,
+        config: Config | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`n_steps`: env_steps of the run, over which schedules go."""
+        super().__init__(agent, replay, exploration, n_steps, config or Config(), agent.exploration.level.device)
+        self.mixer, self.target_tau = mixer.to(self.device), self.schedules.of("target_tau")
+        self.networks = nn.ModuleList([agent.model, mixer])
+        self.optimizer = make_optimizer_step(self.networks.parameters(), self.schedules)
+        self.target, self.target_mixer = copy.deepcopy(agent.model), copy.deepcopy(mixer)
+        self.targets = nn.ModuleList([self.target, self.target_mixer]).requires_grad_(False)
+        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer])
+        self.start_exploring()
+
+    def of_agents(self, samples: Samples) -> Samples:
+        return agents_of(samples)
+
+    def update(self) -> UpdateMetrics:
+        self.target.resample(self.generator)
+        self.agent.model.resample(self.generator)
+        metrics = self.learn(self.replay.sample(self.config.batch_size))
+        moves = self.moves.turn(self.config.target_interval)
+        self.progress.updates += 1
+        if moves:
+            copy_into(self.targets, self.networks, self.target_tau(self.progress.scheduled))
+        self.ratio.count_update()
+        return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def _learn(self, batch: Transitions) -> dict[str, Tensor]:
+        loss, q = self.loss(batch)
+        mean = (batch.weight * loss).mean()
+        norm = self.optimizer.minimize(mean, batch)
+        return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm}
+
+    def loss(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Loss and Q_tot [N].  ½ (y - Q_tot(s, u))²,  y = r + γ Q'_tot(s', argmax_u Q(s', u))   (eq. 6)."""
+        q_tot = self.q_tot(self.mixer, self.values(self.agent.model, batch.inputs), batch.action, batch.inputs)
+        with torch.no_grad():
+            following = batch.next_inputs
+            next_values = self.values(self.target, following)
+            best = self.best(self.values(self.agent.model, following) if self.config.double else next_values, following)
+            next_q_tot = self.q_tot(self.target_mixer, next_values, best, following)
+        target = batch.return_ + batch.bootstrap * next_q_tot
+        return td_loss(q_tot, target, self.config.huber_delta)[0], q_tot.detach()
+
+    def values(self, model: QModel, inputs: AgentInputs) -> Tensor:
+        """Q_a(o_a, .) [N, n, A] of each agent."""
+        n = inputs.observation[VALID].shape[-1]
+        q: Tensor = unflat(self.agent.kind.q(model(agent_rows(inputs), ())[0]), n)
+        return q
+
+    def best(self, values: Tensor, inputs: AgentInputs) -> Tensor:
+        """The best allowed action [N, n] of each agent."""
+        rows = agent_rows(inputs)
+        best: Tensor = unflat(self.agent.best(values.flatten(0, 1), rows), values.shape[1])
+        return best
+
+    def q_tot(self, mixer: Mixer, values: Tensor, action: Tensor, inputs: AgentInputs) -> Tensor:
+        """Q_tot(s, u) [N] of actions u [N, n]; agents that are not present contribute 0."""
+        here, observation = present(inputs.observation), inputs.observation[OBSERVATION]
+        q = where_present(values.gather(-1, action.unsqueeze(-1)).squeeze(-1), here)
+        mixed: Tensor = mixer(q, self.agent.model.normalized(observation), here)
+        return mixed
