@@ -20,7 +20,7 @@ from rlframe.algos.defaults import learns_from
 from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.multi_agent import JointSpace
+from rlframe.core.multi_agent import SHARED, JointSpace, opponent_name
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -38,7 +38,14 @@ from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
-from rlframe.experiment.weights import check_weights, load_optimizers, load_weights, of_exploration, saved_agent
+from rlframe.experiment.weights import (
+    check_weights,
+    load_optimizers,
+    load_weights,
+    naming_policy,
+    of_exploration,
+    saved_agent,
+)
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -48,6 +55,7 @@ from rlframe.rewards import rewards_for
 from rlframe.rollout.inference import rows_keep_their_bits
 from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
+from rlframe.runners.league import League
 from rlframe.runners.recording import Recorder, facts_of, named_for
 from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
@@ -143,10 +151,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads)
-            evaluator = _make_evaluator(experiment, agent, in_spaces, affinity)
+            evaluator = _make_evaluator(experiment, *_played_in_evaluation(experiment, agent, in_spaces), affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            called = [*callbacks, *_recorders(experiment, in_spaces)]
+            called = [*callbacks, *_recorders(experiment, in_spaces), *_league(experiment, agent, in_spaces)]
             runner = experiment.runner.make_runner(sampler, learners, evaluator, called, experiment.stop)
             _inform(runner, experiment, in_spaces)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
@@ -177,15 +185,49 @@ def _make_learners(
         return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
     observations, actions = joint(in_spaces)
     found = {}
-    for index, (name, n) in enumerate(agent.sizes.items()):
+    sizes = {SHARED: agent.sizes[SHARED]} if experiment.agents.league.opponents else agent.sizes
+    for index, (name, n) in enumerate(sizes.items()):
         own, policy = experiment.of_policy(name, index), agent.agents()[name]
         spec = sampler.batch_spec._replace(B=sampler.batch_spec.B * n)
         if experiment.agents.learns(name):
             algo = _make_algorithm(own, policy, spec, (observations.own[name], actions.own[name]))
         else:
             algo = Frozen(own.algo)
-        found[name] = Learner(policy, algo, team=agent)
+        found[name] = Learner(policy, algo, team=agent, policy=name)
     return found
+
+
+def _league(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> list[League]:
+    """What gives the opponents of a league their weights.
+
+    Raises:
+        ConfigError: the environment has a single agent, or a member's weights do not fit.
+    """
+    config = experiment.agents.league
+    if not config.opponents:
+        return []
+    if not isinstance(agent, Team):
+        raise ConfigError(
+            f"agents.league.opponents={config.opponents} needs an environment of several agents, and env="
+            f"{experiment.env} has one"
+        )
+    observations, _ = joint(in_spaces)
+    opponents = [agent.agents()[opponent_name(k)] for k in range(config.opponents)]
+    members = [saved_agent(Path(name), SHARED) for name in config.members]
+    for name, weights in zip(config.members, members, strict=True):
+        with naming_policy("agents.league.members", opponent_name(0), observations.agents[opponent_name(0)]):
+            load_weights(opponents[0], weights, name)
+    return [League(agent.agents()[SHARED], opponents, config, experiment.seed, members)]
+
+
+def _played_in_evaluation(
+    experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]
+) -> tuple[Agent, tuple[Space, Space]]:
+    """The agent that is evaluated, and its spaces: of a league, the policy that learns, which plays all seats."""
+    if not experiment.agents.league.opponents or not isinstance(agent, Team):
+        return agent, in_spaces
+    observations, actions = (space.part(SHARED) for space in joint(in_spaces))
+    return Team({SHARED: agent.agents()[SHARED]}, observations, actions), (observations, actions)
 
 
 def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space]) -> Algorithm:
@@ -338,16 +380,12 @@ def make_agent(
 ) -> Agent:
     """The experiment's agent on `device`, with weights from `init`, or random ones from its seed; a Team of several."""
     if isinstance(observation_space, JointSpace):
-        names = list(observation_space.agents)
-        return Team(
-            {
-                name: make_agent(
-                    experiment.of_policy(name, i), observation_space.own[name], action_space.own[name], device, name
-                )
-                for i, name in enumerate(names)
-            },
-            *joint((observation_space, action_space)),
-        )
+        made = {}
+        for i, (name, agents) in enumerate(observation_space.agents.items()):
+            seen, done = observation_space.own[name], action_space.own[name]
+            with naming_policy("init", name, agents):
+                made[name] = make_agent(experiment.of_policy(name, i), seen, done, device, name)
+        return Team(made, *joint((observation_space, action_space)))
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]
     model = experiment.model
     of_boxes = {"log_std": model.log_std, "state_dependent_std": model.state_dependent_std}
@@ -375,7 +413,8 @@ def make_agent(
 
 def without_init(experiment: Experiment) -> Experiment:
     """The experiment that starts from random weights, or from those of its own snapshot."""
-    return chz.replace(experiment, init="", init_optimizer=False)
+    agents = chz.replace(experiment.agents, league=chz.replace(experiment.agents.league, members=()))
+    return chz.replace(experiment, init="", init_optimizer=False, agents=agents)
 
 
 def untrained_agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def policies_in(config: Mapping[str, Any]) -> list[str]:
     """The names of the policies in the config of a run; none if there is one that has no name."""
     found = dict.fromkeys(match[1] for key in config if (match := OF_POLICY.fullmatch(key)))
     return sorted(found) if len(found) > 1 else []
+
+
+class OtherNetwork(ConfigError):
+    """Weights are of another network."""
+
+
+@contextmanager
+def naming_policy(key: str, policy: str, agents: Sequence[str]) -> Iterator[None]:
+    """Say which policy and agent the weights that do not fit are for."""
+    try:
+        yield
+    except OtherNetwork as error:
+        raise ConfigError(f"{key}, policy {policy} of agent {agents[0]}: {error}") from None
 
 
 def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
@@ -56,7 +70,7 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{source} holds another network: {' '.join(str(error).split())}") from None
+        raise OtherNetwork(f"{source} holds another network: {' '.join(str(error).split())}") from None
 
 
 def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:

@@ -40,6 +40,7 @@ class Learner:
     rewards: Rewards = UNCHANGED
     name: str = ""  # of one among several; set by their runner
     team: Agent | None = None  # that acts with its agent, if an environment has several
+    policy: str = ""  # of the team, whose agent it is
 
     @property
     def of(self) -> str:
@@ -112,7 +113,7 @@ class Learners(dict[str, Learner]):
         if isinstance(found, Samples) and self.first.team is not None:
             found = by_policy(found)
             if len(self) == 1:
-                found = next(iter(found.values()))
+                found = found[self.first.policy]
         if isinstance(found, Samples) and len(self) == 1:
             return [(self.first, self.first.rewards(found))]
         if not isinstance(found, Samples | Mapping):

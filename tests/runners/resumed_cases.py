@@ -32,6 +32,8 @@ XQC = f"model.norm=batch {NORM_INPUT} model.unit_rows=true algo.value=categorica
 REDQ = "algo.n_critics=4 algo.n_target_critics=2 algo.policy_from=mean"
 DROQ = "model.critic.norm=layer model.critic.dropout=0.1"
 TQC = "algo.value=quantile algo.n_atoms=5 algo.target_from=truncated algo.drop_atoms=1"
+LEAGUE = "agents.league.opponents=2 agents.league.games=2 agents.league.interval_steps=40 agents.league.size=3"
+ROUNDS = "env=tests.envs.rock_paper_scissors:RockPaperScissors"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
@@ -79,4 +81,6 @@ CASES = {
     "xqc": f"{XQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "redq_droq_tqc": f"{REDQ} {DROQ} {TQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
+    "ppo_league": f"{PPO} {ROUNDS} {LEAGUE} {ON_POLICY}",
+    "dqn_league": f"algo=dqn {ROUNDS} {LEAGUE} agents.league.draw=latest algo.batch_size=8 {REPLAY}",
 }
