@@ -6,6 +6,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import JointSpace
 from rlframe.core.seeding import Role, seed_int
 from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import BaseEvaluator, EvalConfig, EvaluationStopped, Stop, never
@@ -28,8 +29,10 @@ class MatchEvaluator(BaseEvaluator):
         ConfigError: an opponent does not exist or has the name of another, or the environment has a single agent.
         """
         self.env, self.config, self.interval_steps, self._seed = env, config, config.interval_steps, seed
+        self._opponents = [FunctionPlayer(name, "eval.opponents") for name in config.opponents]
+        if not isinstance(spaces[0], JointSpace):
+            raise ConfigError(f"eval.opponents needs an environment of several agents, and env={env.id} has one")
         self._player = PolicyPlayer("the agent", agent, spaces, config.explore)
-        self._opponents = [FunctionPlayer(name) for name in config.opponents]
         self._names = [_short(name) for name in config.opponents]
         if len({*self._names}) < len(self._names):
             raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")

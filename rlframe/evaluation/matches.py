@@ -49,18 +49,18 @@ class Player(Protocol):
 class FunctionPlayer:
     """Plays by a function of (observation, action_space, rng), or at random."""
 
-    def __init__(self, name: str) -> None:
-        """`name`: random, or module:function, which returns an element of the action space.
-
+    def __init__(self, name: str, key: str = "player") -> None:
+        """Args:
+            name: random, or module:function, which returns an element of the action space.    key: for messages.
         Raises:
             ConfigError: there is no such function.
         """
         self.name, self._rng = name, np.random.default_rng(0)
         self._function: Function | None = None
         if name != RANDOM:
-            found = find_attribute(name, "player")
+            found = find_attribute(name, key)
             if not callable(found):
-                raise ConfigError(f"player {name:.100} is no function of (observation, action_space, rng)")
+                raise ConfigError(f"{key}={name:.100} is no function of (observation, action_space, rng)")
             self._function = found
 
     def check(self, observation_space: JointSpace, action_space: JointSpace) -> None:
@@ -99,7 +99,8 @@ class PolicyPlayer:
             raise ConfigError(f"{name:.200} was trained in an environment of one agent; matches need several")
         self.name, self._agents, self._explore = name, agent.agents(), explore
         self._spaces: tuple[Any, Any] = spaces
-        self._policies = {agent: policy for policy, agents in self._spaces[0].agents.items() for agent in agents}
+        seen: Any = spaces[0]
+        self._policies = {agent: policy for policy, agents in seen.agents.items() for agent in agents}
         self._device = next(agent.parameters()).device
         self._rng = np.random.default_rng(0)
         self._state: dict[str, tuple[Tree, Tree]] = {}  # of each agent that acted: its memory and its last action

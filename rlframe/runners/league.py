@@ -40,6 +40,8 @@ class LeagueConfig:
 
     @chz.validate
     def _check(self) -> None:
+        if self.members and not self.opponents:
+            raise ConfigError("agents.league.members are drawn by opponents: give agents.league.opponents too")
         if self.opponents >= self.size:
             raise ConfigError(
                 f"agents.league.size={self.size} must be above agents.league.opponents={self.opponents}: those that "

@@ -160,3 +160,22 @@ def test_a_member_of_other_spaces_is_refused_by_agent_and_policy(
     assert launch.main(same) == 0
     member = f"agents.league.members=[{tmp_path / 'same' / 'run_0'}]"
     assert launch.main(words(f"{CASE} {member}", tmp_path / "own")) == 0
+
+
+def rarely_blue(agent: str, episode: int) -> str:
+    """A policy that plays one episode of nine, and none of most batches."""
+    return "blue" if episode % 9 == 8 else "red"
+
+
+@pytest.mark.parametrize("algo", ["ppo algo.epochs=2 algo.minibatches=2", "dqn algo.batch_size=4"])
+def test_a_policy_survives_batches_in_which_it_has_no_row(algo: str, tmp_path: Path) -> None:
+    blue = " ".join(f"agents.policies.blue.{word}" for word in f"algo={algo}".split())
+    policies = f"agents.policies.red.algo=ppo {blue} agents.map=tests.runners.test_league:rarely_blue"
+    case = f"{PPO} {ROUNDS} {ON_POLICY} {policies}".replace("batch_T=16", "batch_T=8").replace("batch_B=4", "batch_B=1")
+    if algo.startswith("dqn"):
+        case += " agents.policies.blue.algo.learning_starts=4 agents.policies.blue.algo.replay.size=100"
+    assert launch.main(words(case, tmp_path)) == 0
+    state = load_snapshot(resolve_snapshot(tmp_path / "run_0"))[0]
+    assert state["algo/blue"]["progress"]["agent_steps"] > 0
+    for name in ("red", "blue"):
+        assert all(torch.isfinite(torch.as_tensor(x)).all() for x in state[f"agent/{name}"].values())
