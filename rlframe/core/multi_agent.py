@@ -96,6 +96,13 @@ class JointSpace(spaces.Dict):
         return any(isinstance(entry, spaces.Dict) and WAITS in entry.spaces for entry in self.spaces.values())
 
 
+def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
+    """The spaces of an environment of several agents."""
+    observations, actions = in_spaces
+    assert isinstance(observations, JointSpace) and isinstance(actions, JointSpace)
+    return observations, actions
+
+
 def observation_of(own: Space, n: int, turns: bool) -> spaces.Dict:
     """What the n agents of a policy observe, and what happened to them in the step before.
 

@@ -20,7 +20,7 @@ from rlframe.algos.defaults import learns_from
 from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.multi_agent import SHARED, JointSpace, opponent_name
+from rlframe.core.multi_agent import SHARED, JointSpace, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -36,6 +36,7 @@ from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.league import evaluated_agent, make_leagues
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.weights import (
@@ -55,7 +56,6 @@ from rlframe.rewards import rewards_for
 from rlframe.rollout.inference import rows_keep_their_bits
 from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
-from rlframe.runners.league import League
 from rlframe.runners.recording import Recorder, facts_of, named_for
 from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
@@ -151,10 +151,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads)
-            evaluator = _make_evaluator(experiment, *_played_in_evaluation(experiment, agent, in_spaces), affinity)
+            evaluator = _make_evaluator(experiment, *evaluated_agent(experiment, agent, in_spaces), affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            called = [*callbacks, *_recorders(experiment, in_spaces), *_league(experiment, agent, in_spaces)]
+            called = [*callbacks, *_recorders(experiment, in_spaces), *make_leagues(experiment, agent, in_spaces)]
             runner = experiment.runner.make_runner(sampler, learners, evaluator, called, experiment.stop)
             _inform(runner, experiment, in_spaces)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
@@ -197,39 +197,6 @@ def _make_learners(
     return found
 
 
-def _league(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> list[League]:
-    """What gives the opponents of a league their weights.
-
-    Raises:
-        ConfigError: the environment has a single agent, or a member's weights do not fit.
-    """
-    config = experiment.agents.league
-    if not config.opponents:
-        return []
-    if not isinstance(agent, Team):
-        raise ConfigError(
-            f"agents.league.opponents={config.opponents} needs an environment of several agents, and env="
-            f"{experiment.env} has one"
-        )
-    observations, _ = joint(in_spaces)
-    opponents = [agent.agents()[opponent_name(k)] for k in range(config.opponents)]
-    members = [saved_agent(Path(name), SHARED) for name in config.members]
-    for name, weights in zip(config.members, members, strict=True):
-        with naming_policy("agents.league.members", opponent_name(0), observations.agents[opponent_name(0)]):
-            load_weights(opponents[0], weights, name)
-    return [League(agent.agents()[SHARED], opponents, config, experiment.seed, members)]
-
-
-def _played_in_evaluation(
-    experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]
-) -> tuple[Agent, tuple[Space, Space]]:
-    """The agent that is evaluated, and its spaces: of a league, the policy that learns, which plays all seats."""
-    if not experiment.agents.league.opponents or not isinstance(agent, Team):
-        return agent, in_spaces
-    observations, actions = (space.part(SHARED) for space in joint(in_spaces))
-    return Team({SHARED: agent.agents()[SHARED]}, observations, actions), (observations, actions)
-
-
 def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spaces: tuple[Space, Space]) -> Algorithm:
     """The algorithm of an agent whose batches are of this size, with the bonus of its rewards."""
     n_steps = experiment.runner.n_steps
@@ -239,13 +206,6 @@ def _make_algorithm(experiment: Experiment, agent: Any, spec: BatchSpec, in_spac
     _check_divided(algo)
     bonus = experiment.reward.bonus
     return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
-
-
-def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
-    """The spaces of an environment of several agents."""
-    observations, actions = in_spaces
-    assert isinstance(observations, JointSpace) and isinstance(actions, JointSpace)
-    return observations, actions
 
 
 def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
