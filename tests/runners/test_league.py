@@ -15,7 +15,7 @@ from rlframe import launch
 from rlframe.core.types import Trajectory
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.league import League, LeagueConfig
-from tests.runners.resumed import words
+from tests.runners.resumed import log, words
 from tests.runners.resumed_cases import LEAGUE, ON_POLICY, PPO, ROUNDS
 
 CASE = f"{PPO} {ROUNDS} {LEAGUE} {ON_POLICY}"
@@ -160,6 +160,18 @@ def test_a_member_of_other_spaces_is_refused_by_agent_and_policy(
     assert launch.main(same) == 0
     member = f"agents.league.members=[{tmp_path / 'same' / 'run_0'}]"
     assert launch.main(words(f"{CASE} {member}", tmp_path / "own")) == 0
+
+
+@pytest.mark.slow
+def test_a_league_is_the_same_in_workers(tmp_path: Path) -> None:
+    for name, sampler in (("serial", "serial"), ("cpu", "cpu sampler.n_workers=2")):
+        assert launch.main(words(CASE.replace("sampler=serial", f"sampler={sampler}"), tmp_path / name)) == 0
+    rows = [log(tmp_path / name / "run_0") for name in ("serial", "cpu")]
+    for serial, cpu in zip(*rows, strict=True):
+        assert {k: v for k, v in serial.items() if k.startswith(("league/", "episode/", "env_steps"))} == {
+            k: v for k, v in cpu.items() if k.startswith(("league/", "episode/", "env_steps"))
+        }
+    assert float(rows[0][-1]["league/games"]) > 5
 
 
 def rarely_blue(agent: str, episode: int) -> str:
