@@ -80,6 +80,18 @@ class AgentsConfig:
             self.league.self_play if league else 0.0,
         )
 
+    def given(self) -> str:
+        """A key that is not as by default; empty if there is none."""
+        own = {
+            "map": self.map,
+            "map_function": self.map_function,
+            "policies": self.policies,
+            "train": self.train,
+            "global_state": self.global_state not in ("", "false"),
+            "league.opponents": self.league.opponents,
+        }
+        return next((f"agents.{key}" for key, value in own.items() if value), "")
+
     def learns(self, policy: str) -> bool:
         return not self.train or policy in self.train
 

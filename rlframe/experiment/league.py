@@ -19,16 +19,13 @@ def make_leagues(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, S
     """What gives the opponents of a league their weights.
 
     Raises:
-        ConfigError: the environment has a single agent, or a member's weights do not fit.
+        ConfigError: agents.* is given and the environment has a single agent, or a member's weights do not fit.
     """
     config = experiment.agents.league
-    if not config.opponents:
+    if not isinstance(agent, Team) and (key := experiment.agents.given()):
+        raise ConfigError(f"{key} is for environments of several agents, and env={experiment.env} has one; remove it")
+    if not isinstance(agent, Team) or not config.opponents:
         return []
-    if not isinstance(agent, Team):
-        raise ConfigError(
-            f"agents.league.opponents={config.opponents} needs an environment of several agents, and env="
-            f"{experiment.env} has one"
-        )
     observations, _ = joint(in_spaces)
     opponents = [agent.agents()[opponent_name(k)] for k in range(config.opponents)]
     members = [saved_agent(Path(name), SHARED) for name in config.members]
