@@ -31,6 +31,7 @@ from rlframe.core.types import Trajectory
 from rlframe.data.writing import NewDataset, check_can_write, check_free
 from rlframe.deploy.estimating import estimate_runs
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
+from rlframe.deploy.matching import are_matches, play_runs
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
 from rlframe.evaluation.recording import EvaluationRecorder
@@ -69,7 +70,10 @@ usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
 
 and any other key of the run that matters here, with another value than in training: env=, env_kwargs.NAME=,
 env_backend=, eval.NAME=, precision=, threads=, and model.NAME= and algo.NAME= as long as the weights fit the network.
-Several runs are evaluated one after another, with a table at the end. Ctrl-C ends the evaluation without a result:
+Several runs are evaluated one after another, with a table at the end. Those of an environment of several agents play
+each other, n_episodes=100 games for each pair, with the noise of training unless explore=false; further players are
+random and module:function of (observation, action_space, rng), such as
+rlframe.envs.debug_players:connect_four_one_ply (docs/guides/self_play.md). Ctrl-C ends the evaluation without a result:
 of episodes that run side by side, the short ones end first.
 """
 
@@ -125,9 +129,12 @@ def main(argv: list[str]) -> int:
 def _evaluate(argv: list[str]) -> int:
     is_path = [index == 0 or "=" not in word or Path(word).exists() for index, word in enumerate(argv)]
     names = [word for word, path in zip(argv, is_path, strict=True) if path]
-    words = KeyValues(word for word, path in zip(argv, is_path, strict=True) if not path)
+    given = [word for word, path in zip(argv, is_path, strict=True) if not path]
+    words = KeyValues(given)
     if "estimate" in words.remaining:
         return estimate_runs(names, words)
+    if are_matches(names, KeyValues(given)):
+        return play_runs(names, words)
     options = read_options(words)
     runs = [_load(name, options) for name in names]
     if options.out:

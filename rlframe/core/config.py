@@ -59,6 +59,7 @@ _KEYS = {  # what comes before the name of a field on the command line, by the p
     "rlframe.optimizers": "algo.optimizer.",
     "rlframe.replay": "algo.replay.",
     "rlframe.runners": "runner.",
+    "rlframe.runners.league": "agents.league.",
     "rlframe.samplers": "sampler.",
     "rlframe.evaluation": "eval.",
 }

@@ -37,6 +37,8 @@ class PolicyMap:
     policies: tuple[str, ...] = ()  # all of them; (): one for all agents
     global_state: str = ""  # true, or module:function of the agents' observations, for critics alone
     agent_id: bool = False  # agents observe which one they are
+    opponents: int = 0  # of a league: policies beside the shared one, see `seats`
+    self_play: float = 0.0  # share of a league's episodes in which the shared policy plays all seats
 
     def of(self, agent: str) -> str:
         """The policy of an agent by its name: the first pattern that fits it, or else the policy that it begins with.
@@ -57,6 +59,24 @@ class PolicyMap:
             )
         return max(found, key=len)
 
+    def seats(self, agents: Sequence[str], rng: np.random.Generator) -> dict[str, tuple[str, int]]:
+        """Of a league's episode: the policy of each agent, and its row there.
+
+        The shared policy has a row for each agent. It plays one of them, chosen at random, and an opponent all others;
+        or it plays all.
+        """
+        chosen, self_play = int(rng.integers(len(agents))), rng.random() < self.self_play
+        opponent = opponent_name(int(rng.integers(self.opponents)))
+        others = [agent for k, agent in enumerate(agents) if k != chosen and not self_play]
+        return {
+            agent: (opponent, others.index(agent)) if agent in others else (SHARED, k) for k, agent in enumerate(agents)
+        }
+
+
+def opponent_name(index: int) -> str:
+    """The policy of an opponent of a league."""
+    return f"opponent_{index}"
+
 
 class JointSpace(spaces.Dict):
     """Observations or actions of an environment's agents: an entry for each policy, of its n agents side by side."""
@@ -68,10 +88,21 @@ class JointSpace(spaces.Dict):
         super().__init__(dict(entries))
         self.own, self.agents = dict(own), dict(agents)
 
+    def part(self, policy: str) -> JointSpace:
+        """That of a policy alone."""
+        return JointSpace({policy: self[policy]}, {policy: self.own[policy]}, {policy: self.agents[policy]})
+
     @property
     def turns(self) -> bool:
         """Whether agents act in turn."""
         return any(isinstance(entry, spaces.Dict) and WAITS in entry.spaces for entry in self.spaces.values())
+
+
+def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
+    """The spaces of an environment of several agents."""
+    observations, actions = in_spaces
+    assert isinstance(observations, JointSpace) and isinstance(actions, JointSpace)
+    return observations, actions
 
 
 def observation_of(own: Space, n: int, turns: bool) -> spaces.Dict:

@@ -25,6 +25,8 @@ class Role(IntEnum):
     BONUS = 12
     PERTURBATION = 13
     POLICY = 14
+    LEAGUE = 15
+    MATCH = 16
     ESTIMATE = 20
 
 

@@ -14,6 +14,7 @@ from rlframe.core.multi_agent import (
     FIRST,
     OBSERVATION,
     REWARD,
+    SHARED,
     TERMINATED,
     TRUNCATED,
     VALID,
@@ -21,6 +22,7 @@ from rlframe.core.multi_agent import (
     JointSpace,
     PolicyMap,
     observation_of,
+    opponent_name,
     side_by_side,
 )
 from rlframe.core.spaces import (
@@ -91,7 +93,15 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._elapsed, self._episode = 0, -1
 
     def _make_slots(self) -> dict[str, tuple[str, ...]]:
-        """The agents that each policy may act for."""
+        """The agents that each policy may act for; of a league's opponent, as many as there are beside one."""
+        if self._map.opponents:
+            if len(self.possible) < 2:
+                raise ConfigError(
+                    f"agents.league.opponents={self._map.opponents} needs an environment of at least 2 agents, and "
+                    f"this one has {self.possible[0]} alone"
+                )
+            names = [opponent_name(k) for k in range(self._map.opponents)]
+            return {**dict.fromkeys(sorted(names), self.possible[1:]), SHARED: self.possible}
         slots: dict[str, list[str]] = {name: [] for name in self._map.policies}
         for agent in self.possible:
             episodes = range(_PROBED if self._function else 1)
@@ -154,6 +164,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     def _assign(self) -> None:
         """Give every agent its place in this episode: the rows of a policy, the policy and its row there."""
+        if self._map.opponents:
+            seats = self._map.seats(self.possible, self.np_random)
+            self._place = {agent: (self._rows[policy], policy, k) for agent, (policy, k) in seats.items()}
+            return
         for agent in self.possible:
             policy = self._policy_of(agent, self._episode)
             if agent not in self._slots.get(policy, ()):
@@ -309,6 +323,16 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         found = {policy: self._returns[policy][came] for policy, came in self._came.items() if came.any()}
         alone = len(self._slots) == 1
         return {f"episode/{'agent' if alone else policy}/return": float(own.mean()) for policy, own in found.items()}
+
+    @property
+    def returns(self) -> dict[str, float]:
+        """The sum of rewards so far of each agent that came in this episode."""
+        places = ((agent, policy, k) for agent, (_, policy, k) in self._place.items())
+        return {agent: float(self._returns[policy][k]) for agent, policy, k in places if self._came[policy][k]}
+
+    def acting(self) -> tuple[str, ...]:
+        """The agents whose actions count in the next step."""
+        return (self.env.aec_env.agent_selection,) if self.turns else tuple(self.env.agents)
 
     def render(self) -> Any:
         return self.env.render()

@@ -67,6 +67,9 @@ class EvalConfig:
         "", "whose estimates, or eval/normalized_score, are logged; default: the one that is learned from"
     )
     function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
+    opponents: tuple[str, ...] = names(
+        (), "[random,module:function]: in an environment of several agents, n_episodes games against each of these"
+    )
 
     @chz.validate
     def _check(self) -> None:
@@ -81,6 +84,15 @@ class EvalConfig:
                 raise ConfigError(f"eval.estimate: {method!r:.60} is not one of {', '.join(METHODS)}")
         if self.estimate and self.function:
             raise ConfigError(f"eval.estimate and eval.function={self.function} both replace episodes; choose one")
+        if self.opponents and (other := self.function or ",".join(self.estimate)):
+            raise ConfigError(f"eval.opponents=[{','.join(self.opponents)}] and {other:.100}: choose one of them")
+        if self.opponents and self.video_every:
+            raise ConfigError(f"eval.video_every={self.video_every} films episodes, and eval.opponents plays matches")
+
+    @property
+    def plays_no_episodes(self) -> bool:
+        """Whether something else evaluates: a function, matches or estimates."""
+        return bool(self.function or self.opponents or self.estimate)
 
 
 Stop = Callable[[], bool]

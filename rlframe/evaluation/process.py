@@ -19,6 +19,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation.evaluator import BaseEvaluator, EvalConfig, Evaluator, NoEvaluator, Result, Stop, never
 from rlframe.evaluation.function import EvaluationFunction, find_function
+from rlframe.evaluation.match_evaluator import MatchEvaluator
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
@@ -55,10 +56,12 @@ def make_evaluator(
         make: MakeEvaluator = partial(
             EvaluationFunction, function, env, spaces=spaces, interval_steps=config.interval_steps
         )
+    elif config.opponents:
+        make = partial(MatchEvaluator, env, spaces=spaces, config=config, seed=seed)
     else:
         workers = replace(supervision, name="evaluation worker")
         make = partial(Evaluator, env, config=config, seed=seed, cpus=affinity.workers, supervision=workers)
-    if current_ranks().rank and (config.asynchronous or config.function):
+    if current_ranks().rank and (config.asynchronous or config.function or config.opponents):
         return NoEvaluator(config.interval_steps)  # rank 0 evaluates
     if not config.asynchronous:
         return make(agent)

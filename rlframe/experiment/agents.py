@@ -13,6 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import PolicyMap
 from rlframe.core.parts import ROOTS, part, part_name
 from rlframe.models import ModelConfig
+from rlframe.runners.league import LeagueConfig
 
 OF_POLICY = re.compile(r"agents\.policies\.([^.]+)\.(.+)")
 _INHERITED = re.compile(r"(algo|model)(\..*)?")
@@ -44,11 +45,20 @@ class AgentsConfig:
         "", "true: critics see the environment's state() too; or module:function of the observations"
     )
     agent_id: bool = option(False, "agents observe which one they are, so that a shared policy can tell them apart")
+    league: LeagueConfig
 
     @chz.validate
     def _check(self) -> None:
         if self.map and self.map_function:
             raise ConfigError("agents.map has names of agents and a function; give one of them")
+        if n := self.league.opponents:
+            given = {"map": self.map or self.map_function, "policies": self.policies, "train": self.train}
+            for key, value in given.items():
+                if value:
+                    raise ConfigError(
+                        f"agents.league.opponents={n} is for one policy that learns from playing its own past; remove "
+                        f"agents.{key}"
+                    )
         for name in self.policies:
             if not _NAME.fullmatch(name):
                 raise ConfigError(f"agents.policies.{name:.60}: a policy's name has letters, digits and _ only")
@@ -57,11 +67,33 @@ class AgentsConfig:
                 known = ", ".join(self.policies) or "none that is named"
                 raise ConfigError(f"agents.train=[{','.join(self.train)}]: {name} is no policy; there are {known}")
 
-    def policy_map(self) -> PolicyMap:
-        """For the environments."""
+    def policy_map(self, league: bool = True) -> PolicyMap:
+        """For the environments; without `league`, the policy that learns plays all seats."""
         state = {"true": "true", "false": ""}.get(self.global_state.lower(), self.global_state)
         patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
-        return PolicyMap(patterns, self.map_function, tuple(self.policies), state, self.agent_id)
+        opponents = self.league.opponents if league else 0
+        return PolicyMap(
+            patterns,
+            self.map_function,
+            tuple(self.policies),
+            state,
+            self.agent_id,
+            opponents,
+            self.league.self_play if league else 0.0,
+        )
+
+    def given(self) -> str:
+        """A key that is not as by default; empty if there is none."""
+        own = {
+            "map": self.map,
+            "map_function": self.map_function,
+            "policies": self.policies,
+            "train": self.train,
+            "global_state": self.global_state.lower() not in ("", "false"),
+            "agent_id": self.agent_id,
+            "league.opponents": self.league.opponents,
+        }
+        return next((f"agents.{key}" for key, value in own.items() if value), "")
 
     def learns(self, policy: str) -> bool:
         return not self.train or policy in self.train

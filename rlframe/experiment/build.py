@@ -19,7 +19,7 @@ from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.multi_agent import JointSpace, PolicyMap
+from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -35,10 +35,18 @@ from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.agents import check_joint
 from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.league import evaluated_agent, make_leagues
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents
-from rlframe.experiment.weights import check_weights, load_optimizers, load_weights, of_exploration, saved_part
+from rlframe.experiment.weights import (
+    check_weights,
+    load_optimizers,
+    load_weights,
+    naming_policy,
+    of_exploration,
+    saved_part,
+)
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.replay import OfDatasets
@@ -144,10 +152,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads)
-            evaluator = _make_evaluator(experiment, agent, in_spaces, affinity)
+            evaluator = _make_evaluator(experiment, *evaluated_agent(experiment, agent, in_spaces), affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            called = [*callbacks, *_recorders(experiment, in_spaces)]
+            called = [*callbacks, *_recorders(experiment, in_spaces), *make_leagues(experiment, agent, in_spaces)]
             runner = experiment.runner.make_runner(sampler, learners, evaluator, called, experiment.stop)
             _inform(runner, experiment, in_spaces)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
@@ -183,7 +191,8 @@ def make_learners(
         return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
     observations, actions = joint(in_spaces)
     found = {}
-    for index, (name, n) in enumerate(agent.sizes.items()):
+    sizes = {SHARED: agent.sizes[SHARED]} if experiment.agents.league.opponents else agent.sizes
+    for index, (name, n) in enumerate(sizes.items()):
         own, policy, spec = experiment.of_policy(name, index), agent.agents()[name], sampler.batch_spec
         learns, jointly = experiment.agents.learns(name), learns_jointly(own.algo)
         if learns and jointly:
@@ -192,7 +201,7 @@ def make_learners(
         make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
         in_own = observations.own[name], actions.own[name]
         algo = _make_algorithm(own, make, in_own, name) if learns else Frozen(own.algo)
-        found[name] = Learner(policy, algo, team=agent, joint=learns and jointly)
+        found[name] = Learner(policy, algo, team=agent, policy=name, joint=learns and jointly)
     return found
 
 
@@ -210,13 +219,6 @@ def _make_algorithm(
     _check_divided(algo)
     bonus = experiment.reward.bonus
     return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
-
-
-def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
-    """The spaces of an environment of several agents."""
-    observations, actions = in_spaces
-    assert isinstance(observations, JointSpace) and isinstance(actions, JointSpace)
-    return observations, actions
 
 
 def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
@@ -351,16 +353,12 @@ def make_agent(
 ) -> Agent:
     """The experiment's agent on `device`, with weights from `init`, or random ones from its seed; a Team of several."""
     if isinstance(observation_space, JointSpace):
-        names = list(observation_space.agents)
-        return Team(
-            {
-                name: make_agent(
-                    experiment.of_policy(name, i), observation_space.own[name], action_space.own[name], device, name
-                )
-                for i, name in enumerate(names)
-            },
-            *joint((observation_space, action_space)),
-        )
+        made = {}
+        for i, (name, agents) in enumerate(observation_space.agents.items()):
+            seen, done = observation_space.own[name], action_space.own[name]
+            with naming_policy("init", name, agents):
+                made[name] = make_agent(experiment.of_policy(name, i), seen, done, device, name)
+        return Team(made, *joint((observation_space, action_space)))
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]
     model = experiment.model
     of_boxes = {"log_std": model.log_std, "state_dependent_std": model.state_dependent_std}

@@ -118,7 +118,7 @@ class Experiment:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
             )
-        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.function or self.eval.estimate)
+        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.plays_no_episodes)
         if episodes and n_episodes < self.n_ranks:
             key = "learners" if self.learners > 1 else "world_size"
             raise ConfigError(
@@ -177,7 +177,7 @@ class Experiment:
         if "max_episode_steps" in self.eval.env_kwargs:
             options = chz.replace(options, max_episode_steps=0)
         kwargs = {**own, **self.eval.env_kwargs}
-        env, policies = self.eval.env or self.env, self.agents.policy_map()
+        env, policies = self.eval.env or self.env, self.agents.policy_map(league=False)
         return EnvConfig(env, kwargs, self.env_backend, options=options, mode="eval", policies=policies)
 
     def of_policy(self, name: str, index: int = 0) -> Experiment:
@@ -191,7 +191,8 @@ class Experiment:
     def without_init(self) -> Experiment:
         """The experiment that starts from random weights, or from those of its own snapshot."""
         policies = {name: chz.replace(each, init="") for name, each in self.agents.policies.items()}
-        agents = chz.replace(self.agents, policies=policies)
+        league = chz.replace(self.agents.league, members=())
+        agents = chz.replace(self.agents, policies=policies, league=league)
         return chz.replace(self, init="", init_optimizer=False, agents=agents)
 
     def on_ray(self) -> bool:
@@ -285,6 +286,19 @@ def _check_policies(experiment: Experiment) -> None:
                 )
 
 
+def _check_league(experiment: Experiment) -> None:
+    """Raise ConfigError unless opponents can be replaced exactly between batches."""
+    runner, n = experiment.runner, experiment.agents.league.opponents
+    if n and (runner.samples_in_background or runner.evolves or runner.learns_from_data or experiment.sampler.on_ray):
+        name = _kind("runner", runner)
+        raise ConfigError(
+            f"agents.league.opponents={n} replaces opponents between batches, for which runner={name} with "
+            f"sampler={_kind('sampler', experiment.sampler)} is not made; use runner=minibatch_rl_eval"
+        )
+    if n and experiment.n_ranks > 1:
+        raise ConfigError(f"agents.league.opponents={n} needs world_size=1 and learners=1, not {experiment.n_ranks}")
+
+
 def check_parts(experiment: Experiment) -> None:
     """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
@@ -292,6 +306,7 @@ def check_parts(experiment: Experiment) -> None:
     _check_recording(experiment)
     _check_places(experiment)
     _check_policies(experiment)
+    _check_league(experiment)
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = _kind("algo", algo)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gymnasium import Space
 
-from rlframe.core.errors import ConfigError, shortened
+from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import JointSpace
 from rlframe.experiment.config import Experiment
 from rlframe.runners.stop_rule import StopRule
@@ -20,15 +20,8 @@ def check_agents(experiment: Experiment, observation_space: Space) -> None:
         _check_metrics(experiment, policies if len(policies) > 1 else ["agent"])
         return
     _check_metrics(experiment, [])
-    agents = experiment.agents
-    keys = {"policies": ", ".join(agents.policies), "map": agents.map_function or ", ".join(map(str, agents.map))}
-    keys |= {"train": ", ".join(agents.train), "global_state": agents.global_state}
-    for key, value in keys.items():
-        if value:
-            raise ConfigError(
-                f"agents.{key} ({shortened(value)}) is for environments of several agents, and env={experiment.env} "
-                f"has a single one; remove it"
-            )
+    if key := experiment.agents.given():
+        raise ConfigError(f"{key} is for environments of several agents, and env={experiment.env} has one; remove it")
 
 
 def _check_several(experiment: Experiment) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
+from rlframe.evaluation.matches import RANDOM
 from rlframe.experiment.agents import OF_POLICY
 from rlframe.experiment.objects import is_object
 from rlframe.record.loggers import LOGGERS
@@ -43,6 +44,7 @@ _MAX = {  # of fields that decide how much memory or how many processes a run ta
 _MAX_TEXT = 10_000  # characters of an environment's arguments
 _OWN_MODULE = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
 _OWN_ENV = re.compile(r"rlframe\.envs\.debug_envs:[a-z]\w*")  # the only callables of rlframe that are environments
+_OWN_PLAYER = re.compile(r"rlframe\.envs\.debug_players:[a-z]\w*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
@@ -156,6 +158,11 @@ def _is_plain(key: str, value: Any) -> bool:
         return value in ("", [])
     if key == "eval.function":
         return value == ""
+    if key == "agents.league.members":
+        return all(isinstance(text, str) for text in _texts(value))
+    if key == "eval.opponents":
+        named = (name.strip() for text in _texts(value) for name in text.strip("[] ").split(","))
+        return all(name in ("", RANDOM) or _OWN_PLAYER.fullmatch(name) for name in named)
     if key == "loggers":
         return all(name.strip() in ("", *LOGGERS) for text in _texts(value) for name in text.strip("[] ").split(","))
     if key in _TEXT:

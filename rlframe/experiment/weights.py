@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{key}.{name}": x for key, part in found.items() if isinstance(part, Mapping) for name, x in part.items()}
 
 
+class OtherNetwork(ConfigError):
+    """Weights are of another network."""
+
+
+@contextmanager
+def naming_policy(key: str, policy: str, agents: Sequence[str]) -> Iterator[None]:
+    """Say which policy and agent the weights that do not fit are for."""
+    try:
+        yield
+    except OtherNetwork as error:
+        raise ConfigError(f"{key}, policy {policy} of agent {agents[0]}: {error}") from None
+
+
 def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
     """The weights of an agent that are those of its exploration, or the others."""
     return {name: x for name, x in weights.items() if name.startswith("exploration.") == wanted}
@@ -90,7 +104,7 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{source} holds another network: {' '.join(str(error).split())}") from None
+        raise OtherNetwork(f"{source} holds another network: {' '.join(str(error).split())}") from None
 
 
 def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:

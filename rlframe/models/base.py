@@ -114,7 +114,9 @@ class ModelConfig:
         "auto", "auto | mlp | nature | impala | hadamax | module:Class or ./file.py:Class, your own nn.Module"
     )
     channels: tuple[int, ...] = sizes((), "of each convolution, or stage of impala and hadamax; []: the encoder's own")
-    kernels: tuple[int, ...] = sizes((), "sides of the convolutions' kernels, in pixels; []: [8,4,3]")
+    kernels: tuple[int, ...] = sizes(
+        (), "sides of the convolutions' kernels, in pixels; []: [8,4,3]; with encoder=nature for boards too"
+    )
     strides: tuple[int, ...] = sizes((), "of the convolutions; []: [4,2,1]")
     pools: tuple[int, ...] = sizes((), "sides of the squares of max pooling after each convolution; []: none")
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")

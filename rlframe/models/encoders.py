@@ -102,6 +102,17 @@ def is_image(space: Space) -> bool:
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
+def _has_boards(space: Space, config: ModelConfig) -> bool:
+    """Whether a part is a grid of any size for convolutions: encoder=nature with kernels of its own asks for that."""
+    match space:
+        case spaces.Dict():
+            return any(_has_boards(sub, config) for sub in space.spaces.values())
+        case spaces.Tuple():
+            return any(_has_boards(sub, config) for sub in space.spaces)
+    board = isinstance(space, spaces.Box) and len(space.shape) == 3
+    return board and config.encoder == "nature" and bool(config.kernels)
+
+
 class ChannelNorm(nn.Module):
     """Normalisation of the channels of each pixel of [N, channels, height, width] (Ba et al. 2016), in float32."""
 
@@ -257,7 +268,7 @@ class Encoder(nn.Module):
             case spaces.Tuple():
                 for sub in space.spaces:
                     self._add(sub, config)
-            case spaces.Box() if is_image(space) and config.encoder != "mlp":
+            case spaces.Box() if config.encoder != "mlp" and (is_image(space) or _has_boards(space, config)):
                 self.order.append(True)
                 self.image_leaves.append(_convolutions(Image(space), config))
             case _:
@@ -361,12 +372,13 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         ConfigError: there is no such encoder, or it does not fit the space.
     """
     config.check_plain_layers()
-    if config.encoder in _IMAGE_ENCODERS and not has_images(space):
+    images = has_images(space) or _has_boards(space, config)
+    if config.encoder in _IMAGE_ENCODERS and not images:
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
-    if config.image_norm != "none" and not has_images(space):
+    if config.image_norm != "none" and not images:
         raise ConfigError(f"model.image_norm={config.image_norm} needs images, but {space} has none; use model.norm")
     given = [name for name in ("channels", "kernels", "strides", "pools") if getattr(config, name)]
-    if given and (config.encoder not in ("auto", *_IMAGE_ENCODERS) or not has_images(space)):
+    if given and (config.encoder not in ("auto", *_IMAGE_ENCODERS) or not images):
         shown = ", ".join(_IMAGE_ENCODERS)
         raise ConfigError(f"model.{given[0]} is for the images of model.encoder=auto, {shown}; leave it out")
     if config.encoder in ("auto", "mlp", *_IMAGE_ENCODERS):

@@ -50,6 +50,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval/since_best": "evaluations since that one (evaluations)",
         "eval/<policy>/return_mean": "mean return of an agent of this policy in the evaluation episodes, in "
         "environments of several agents; agent is the only policy",
+        "eval/win_rate_<player>": "share of games won against a player of eval.opponents (0 to 1)",
         "eval/n_episodes": "episodes in the evaluation (episodes)",
         "eval/restarts": "worker processes of the evaluation replaced since the start (processes)",
         "estimate/<method>": "expected discounted return of the agent with its noise, estimated from a dataset",
@@ -57,6 +58,12 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "estimate/<method>_high": "upper end of its 95 % interval",
         "estimate/effective_episodes": "episodes of the dataset that the ratios of whole episodes are worth (episodes)",
         "estimate/mean_ratio": "mean ratio of whole episodes, 1 in expectation if both probabilities are right",
+        "league/elo": "Elo rating of the policy that learns, by its games against its past; untrained it has 0",
+        "league/size": "past snapshots that opponents are drawn from (snapshots)",
+        "league/games": "games against them so far that count, of one opponent from start to end (games)",
+        "league/win_rate_mean": "share of the last 50 games or so won against a snapshot, a draw as half, mean over "
+        "the snapshots that have played (0 to 1)",
+        "league/win_rate_min": "the same against the hardest of them (0 to 1)",
         "time/elapsed_s": "wall time of the run, including evaluation and the time before each resume (s)",
         "time/env_steps_per_s": "env_steps per second of this interval, evaluation time excluded (steps/s)",
         "time/updates_per_s": "updates per second of this interval, evaluation time excluded (updates/s)",

@@ -42,6 +42,7 @@ class EpisodeTracker:
         """`discount`: of `Trajectory.discounted_return`."""
         self.return_, self.discounted = np.zeros(n), np.zeros(n)
         self.length, self.nonzero = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.age = np.zeros(n, np.int64)  # rows of the running episode, those without a step too
         self.partial = np.zeros(n, bool)  # the agent did not take all steps of the running episode
         self.finished: list[Trajectory] = []
         self.statistics: list[list[EpisodeStatistic]] = [[] for _ in range(n)]  # of each environment
@@ -59,14 +60,15 @@ class EpisodeTracker:
         events = list(events)
         if not np.count_nonzero(rows.ended) and not any(each.interruptions for each in events):
             self._add_all(rows)
+            self.age += rows.T
             return
         diagnostics = {end: means for each in events for end, means in each.diagnostics.items()}
         interruptions = {start for each in events for start in each.interruptions}
         ends = [(int(t), int(env)) for t, env in np.argwhere(rows.ended)]
         start = np.zeros(len(self.length), np.int64)  # the first row that has not been added
         for t, env in sorted({*ends, *interruptions}):
-            self._add(rows, env, int(start[env]), t + 1)
-            start[env] = t + 1
+            before, start[env] = start[env], t + 1
+            self._add(rows, env, int(before), t + 1)
             own = {name: value for each in self.statistics[env] for name, value in _result(each).items()}
             if (t, env) not in interruptions and not self.partial[env]:
                 self.finished.append(
@@ -78,13 +80,15 @@ class EpisodeTracker:
                         diagnostics=diagnostics.get((t, env), {}) | own,
                         discounted_return=float(self.discounted[env]),
                         nonzero_rewards=int(self.nonzero[env]),
+                        age=int(self.age[env]) + rows.T - int(before),
                     )
                 )
-            for array in (self.return_, self.length, self.partial, self.discounted, self.nonzero):
+            for array in (self.return_, self.length, self.partial, self.discounted, self.nonzero, self.age):
                 array[env] = 0
             self._factor[env] = 1.0
         for env, begin in enumerate(start.tolist()):
             self._add(rows, env, begin, rows.T)
+        self.age += rows.T - start
 
     def _add_all(self, rows: EnvRows) -> None:
         """Add a batch in which no episode ended."""
@@ -130,7 +134,7 @@ class EpisodeTracker:
     def load(self, saved: Mapping[str, Any], restarted: np.ndarray) -> None:
         """Continue saved episodes, except in the environments that `restarted` [B]."""
         for name, array in self._arrays():
-            array[...] = np.where(restarted, 0, saved[name])
+            array[...] = np.where(restarted, 0, saved.get(name, 0))  # older snapshots have no age
         self._factor[restarted] = 1.0
         for of_env, states, anew in zip(self.statistics, saved["statistics"], restarted, strict=True):
             for each, state in zip(of_env, [] if anew else states, strict=False):
@@ -145,6 +149,7 @@ class EpisodeTracker:
             ("discounted", self.discounted),
             ("nonzero", self.nonzero),
             ("factor", self._factor),
+            ("age", self.age),
         ]
 
     def pop(self) -> list[Trajectory]:

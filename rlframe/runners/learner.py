@@ -41,6 +41,7 @@ class Learner:
     name: str = ""  # of one among several; set by their runner
     team: Agent | None = None  # that acts with its agent, if an environment has several
     joint: bool = False  # it learns from the rows of all its agents together
+    policy: str = ""  # of the team, whose agent it is
 
     @property
     def of(self) -> str:
@@ -113,7 +114,7 @@ class Learners(dict[str, Learner]):
         if isinstance(found, Samples) and self.first.team is not None:
             found = {name: self._of_policy(name, found) for name in found.inputs.observation}
             if len(self) == 1:
-                found = next(iter(found.values()))
+                found = found[self.first.policy]
         if isinstance(found, Samples) and len(self) == 1:
             return [(self.first, self.first.rewards(found))]
         if not isinstance(found, Samples | Mapping):

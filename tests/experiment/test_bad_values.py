@@ -131,6 +131,7 @@ WORDS = ["perhaps", "-1", "os:getpid", "[]", "{", ""]
 WORDS_ALIKE = ["2", "nan", "\t", "a b", "../x", "None"]
 ANY_TEXT = {"name", "log_dir", "snapshot_best", "sync"}  # names that the user chooses
 EMPTY = {"init", "callbacks", "statistics", "loggers", "wrappers", "reward_clip", "estimate"}  # none
+EMPTY |= {"opponents", "members", "train"}
 
 
 EACH_WORD = [pytest.param([each], marks=pytest.mark.slow) for each in [*WORDS, *WORDS_ALIKE]]

@@ -306,3 +306,15 @@ def test_what_is_not_a_number_stays_so_through_convolutions(precision: str, lear
             encoder.get_parameter(f"image_leaves.{name}").view(-1)[0] = sign * torch.nan
         with learning_in(precision), torch.set_grad_enabled(learns):
             assert encoder(x).isnan().any(), name
+
+
+def test_a_board_is_seen_by_convolutions_only_if_kernels_say_so() -> None:
+    """6 x 7 places of two kinds: windows of 4 x 4 give 3 x 4 places, of 2 x 2 over these 2 x 3."""
+    board = spaces.Box(0, 1, (6, 7, 2), np.int8)
+    asked = ModelConfig(encoder="nature", channels=(8, 5), kernels=(4, 2), strides=(1, 1), image_hidden=(3,))
+    encoder = make_encoder(board, asked)
+    assert [tuple(x.shape) for x in encoder.parameters() if x.dim() == 4] == [(8, 2, 4, 4), (5, 8, 2, 2)]
+    assert encoder(sample(board, 2)).shape == (2, 3)
+    assert not make_encoder(board, ModelConfig()).image_leaves
+    with pytest.raises(ConfigError, match="needs images"):
+        make_encoder(board, ModelConfig(encoder="nature"))

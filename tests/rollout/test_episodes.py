@@ -108,3 +108,12 @@ def test_what_is_not_a_statistic_is_refused(name: str) -> None:
     config = serial.Config(statistics=(name,))
     with pytest.raises(ConfigError, match=r"sampler\.statistics="):
         config.follow_episodes(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("T", "ages"), [(10, [10, 10, 6]), (5, [5, 10, 6]), (1, [4, 6, 5])])
+def test_the_age_of_an_episode_counts_rows_to_the_end_of_its_batch(T: int, ages: list[int]) -> None:
+    """The row after an end counts for the episode that follows. Ends are at rows 3 and 8, and 5."""
+    tracker = EpisodeTracker(2)
+    for start in range(0, 10, T):
+        tracker.update(rows(start, start + T), [])
+    assert [episode.age for episode in tracker.pop()] == ages

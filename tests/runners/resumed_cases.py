@@ -37,6 +37,8 @@ TAG = "env=mpe2/simple_tag_v3 agents.map.adversary_*=pred agents.map.agent_*=pre
 TAG += " agents.policies.pred.model.memory=lstm agents.policies.pred.model.memory_size=8"
 for word in ("learning_starts=20", "replay.size=300", "batch_size=8", "replay_ratio=1", "prioritized=true"):
     TAG += f" agents.policies.prey.algo.{word}"
+LEAGUE = "agents.league.opponents=2 agents.league.games=2 agents.league.interval_steps=40 agents.league.size=3"
+ROUNDS = "env=tests.envs.rock_paper_scissors:RockPaperScissors"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
@@ -88,4 +90,6 @@ CASES = {
     "xqc": f"{XQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "redq_droq_tqc": f"{REDQ} {DROQ} {TQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
+    "ppo_league": f"{PPO} {ROUNDS} {LEAGUE} {ON_POLICY}",
+    "dqn_league": f"algo=dqn {ROUNDS} {LEAGUE} agents.league.draw=latest algo.batch_size=8 {REPLAY}",
 }

@@ -30,7 +30,7 @@ from tests.variants import variants
 SLOW = {  # others do more: test_modes.py, dqn_prefetched, and of models and options those that have state of their own
     *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_in_torch", "ppo_distribution", "ppo_convolutions"),
     *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
-    *("bc", "bc_lstm", "iql", "td3_bc", "cql"),
+    *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league"),
     *(
         "a2c",
         "pqn",

@@ -1,0 +1,60 @@
+"""MatchEvaluator: evaluates an agent by games against fixed players, `eval.opponents`."""
+
+from __future__ import annotations
+
+from gymnasium import Space
+
+from rlframe.agents import Agent
+from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import JointSpace
+from rlframe.core.seeding import Role, seed_int
+from rlframe.envs import EnvConfig
+from rlframe.evaluation.evaluator import BaseEvaluator, EvalConfig, EvaluationStopped, Stop, never
+from rlframe.evaluation.matches import FunctionPlayer, PolicyPlayer, Table
+from rlframe.evaluation.report import RETURN_MEAN
+
+
+class MatchEvaluator(BaseEvaluator):
+    """Plays n_episodes games against each player, in which the seats alternate.
+
+    Logs eval/win_rate_<player>, the share of games that were won, and eval/return_mean over all games.
+    """
+
+    config: EvalConfig
+
+    def __init__(
+        self, env: EnvConfig, agent: Agent, spaces: tuple[Space, Space], config: EvalConfig, seed: int = 0
+    ) -> None:
+        """Raises:
+        ConfigError: an opponent does not exist or has the name of another, or the environment has a single agent.
+        """
+        self.env, self.config, self.interval_steps, self._seed = env, config, config.interval_steps, seed
+        self._opponents = [FunctionPlayer(name, "eval.opponents") for name in config.opponents]
+        if not isinstance(spaces[0], JointSpace):
+            raise ConfigError(f"eval.opponents needs an environment of several agents, and env={env.id} has one")
+        self._player = PolicyPlayer("the agent", agent, spaces, config.explore)
+        self._names = [_short(name) for name in config.opponents]
+        if len({*self._names}) < len(self._names):
+            raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")
+        self._agent, self._table = agent, Table(env)
+        self._player.check(self._table.observation_space, self._table.action_space)
+
+    def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
+        found, returns, n = dict[str, float](), 0.0, self.config.n_episodes
+        with self._agent.exploring_at(self.config.epsilon):
+            for name, opponent in zip(self._names, self._opponents, strict=True):
+                if stop():
+                    raise EvaluationStopped
+                pair = self._table.play(self._player, opponent, n, seed_int(self._seed, Role.MATCH, number))
+                found[f"eval/win_rate_{name}"] = pair.won / n
+                returns += pair.returns[0]
+        n_games = n * len(self._opponents)
+        return {RETURN_MEAN: returns / n_games, **found, "eval/n_episodes": n_games}
+
+    def close(self) -> None:
+        self._table.close()
+
+
+def _short(name: str) -> str:
+    """The name in metrics: of module:function, that of the function."""
+    return name.rpartition(":")[2]

@@ -1,0 +1,128 @@
+"""Runs and functions play each other: who wins, from which seat, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe import launch
+from rlframe.core.multi_agent import PolicyMap
+from rlframe.envs import EnvConfig
+from rlframe.evaluate import main
+from rlframe.evaluation.matches import FunctionPlayer, Pair, Table, ratings
+from tests.envs.rock_paper_scissors import always_paper, always_rock
+from tests.runners.resumed import words
+from tests.runners.resumed_cases import ON_POLICY, PPO, ROUNDS
+from tests.tables import read_csv
+
+PAPER, ROCK = (f"tests.envs.rock_paper_scissors:{each.__name__}" for each in (always_paper, always_rock))
+ONE_PLY = "rlframe.envs.debug_players:connect_four_one_ply"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two short runs of the same game, and one in which more is seen."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = []
+    for name, changed in (("one", "seed=0"), ("two", "seed=1"), ("other", "env_kwargs.n_seen=6")):
+        assert launch.main(words(f"{PPO} {ROUNDS} {ON_POLICY} {changed}", folder / name)) == 0
+        found.append(str(folder / name / "run_0"))
+    return found
+
+
+def test_paper_beats_rock_from_every_seat_and_seats_alternate() -> None:
+    seats: list[tuple[str, str]] = []
+
+    class Watched(FunctionPlayer):
+        def act(self, agent: str, *rest: Any) -> Any:
+            seats.append((self.name, agent))
+            return super().act(agent, *rest)
+
+    config = EnvConfig("tests.envs.rock_paper_scissors:RockPaperScissors", {"rounds": 1}, policies=PolicyMap())
+    with closing(Table(config)) as table:
+        pair = table.play(Watched(PAPER), Watched(ROCK), n_games=4, seed=0)
+    assert (pair.won, pair.drawn, pair.lost) == (4, 0, 0)
+    assert pair.returns == (4.0, -4.0)
+    assert [agent for name, agent in seats if name == PAPER] == ["left", "right", "right", "left"]
+
+
+def test_a_table_of_results_gives_ratings_of_all_players() -> None:
+    pairs = [Pair("a", "b", won=3, drawn=0, lost=1), Pair("b", "c", won=2, drawn=4, lost=2)]
+    found = ratings(pairs)
+    assert list(found) == ["a", "b", "c"] or list(found) == ["a", "c", "b"]
+    assert found["a"][0] - found["b"][0] == pytest.approx(400 * np.log10(7 / 3), abs=0.1)
+    assert found["b"][0] == pytest.approx(found["c"][0], abs=0.1)
+    assert found["b"][1] == (1 + 4) / 12
+
+
+def test_evaluate_prints_the_table_of_two_runs_and_a_player(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pairs.json"
+    assert main([*runs[:2], PAPER, "n_episodes=6", "trust=true", f"out={out}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(k for k, line in enumerate(lines) if line.split()[:3] == ["player", "against", "games"])
+    assert [line.split()[:3] for line in lines[head + 1 : head + 4]] == [
+        [*runs[:2], "6"],
+        [runs[0], PAPER, "6"],
+        [runs[1], PAPER, "6"],
+    ]
+    assert lines[head + 5].split() == ["player", "Elo", "score"]
+    assert len(lines) == head + 9
+    found = json.loads(out.read_text())
+    assert [row["won"] + row["drawn"] + row["lost"] for row in found["pairs"]] == [6, 6, 6]
+    assert sum(found["elo"].values()) == pytest.approx(0, abs=1e-6)
+
+
+def test_matches_are_the_same_again_with_the_same_seed(runs: list[str], tmp_path: Path) -> None:
+    for name in ("first.json", "second.json"):
+        assert main([*runs[:2], "n_episodes=8", "trust=true", f"out={tmp_path / name}"]) == 0
+    assert (tmp_path / "first.json").read_text() == (tmp_path / "second.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["{0}", "{2}"], "agent left: policy shared of {2} is for observations"),
+        (["{0}", "{1}", "n_envs=4"], "n_envs has no meaning in matches"),
+        (["{0}", "{0}"], "given twice"),
+        (["{0}", "random", "n_episodes=0"], "n_episodes=0 must be at least 1"),
+        (["random", "tests.envs.rock_paper_scissors:always_rock"], "none of"),
+        (["{0}", "tests.envs.rock_paper_scissors:nobody"], "has no nobody"),
+    ],
+)
+def test_what_cannot_play_is_refused_in_one_line(
+    given: list[str], said: str, runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*(word.format(*runs) for word in given), "trust=true"]) == 2
+    error = capsys.readouterr().err
+    assert said.format(*runs) in error
+    assert error.count("\n") == 1
+
+
+def test_training_logs_how_often_it_wins_against_players(tmp_path: Path) -> None:
+    case = f"{PPO} {ROUNDS} {ON_POLICY} eval.opponents=[random,{PAPER}]".replace("n_episodes=1", "n_episodes=2")
+    assert launch.main(words(case, tmp_path)) == 0
+    rows = read_csv(tmp_path / "run_0" / "progress.csv")[1]
+    assert all(float(rows[-1][f"eval/win_rate_{name}"]) in (0, 0.5, 1) for name in ("random", "always_paper"))
+    assert float(rows[-1]["eval/n_episodes"]) == 4
+
+
+def test_one_ply_wins_if_it_can_and_else_blocks() -> None:
+    """Of both with three in a row, it completes its own; without them it prevents the other's."""
+    from rlframe.envs.debug_players import connect_four_one_ply
+
+    board = np.zeros((6, 7, 2), np.int8)
+    board[5, :3, 1] = 1
+    rng, mask = np.random.default_rng(0), np.ones(7, np.int8)
+    assert connect_four_one_ply({"observation": board, "action_mask": mask}, None, rng) == 3  # type: ignore[arg-type]
+    board[3:, 6, 0] = 1
+    assert connect_four_one_ply({"observation": board, "action_mask": mask}, None, rng) == 6  # type: ignore[arg-type]
+    with closing(Table(EnvConfig("classic/connect_four-v3", policies=PolicyMap()))) as table:
+        pair = table.play(FunctionPlayer(ONE_PLY), FunctionPlayer("random"), n_games=10, seed=0)
+    assert pair.won >= 9
