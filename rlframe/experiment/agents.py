@@ -85,8 +85,7 @@ class AgentsConfig:
     def given(self) -> str:
         """A key that is not as by default; empty if there is none."""
         own = {
-            "map": self.map,
-            "map_function": self.map_function,
+            "map": self.map or self.map_function,
             "policies": self.policies,
             "train": self.train,
             "global_state": self.global_state.lower() not in ("", "false"),
