@@ -1,0 +1,83 @@
+"""PettingZoo's own environments, parallel and in turns: the same rows in every sampler, of living agents only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pettingzoo")
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import PolicyMap
+from rlframe.core.struct import leaves
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs.make import resolve
+from rlframe.envs.pettingzoo import possible_agents
+from rlframe.samplers import cpu, gpu, serial
+from tests.envs.test_multi_agent import CROWD, batches
+
+PARALLEL = {
+    "mpe2/simple_v3": {},
+    "mpe2/simple_adversary_v3": {},
+    "mpe2/simple_crypto_v3": {},
+    "mpe2/simple_push_v3": {},
+    "mpe2/simple_reference_v3": {},
+    "mpe2/simple_speaker_listener_v4": {},
+    "mpe2/simple_spread_v3": {"continuous_actions": True},
+    "mpe2/simple_tag_v3": {},
+    "mpe2/simple_world_comm_v3": {},
+    "butterfly/cooperative_pong-v6": {},
+    "butterfly/knights_archers_zombies-v11": {},
+    "butterfly/pistonball-v6": {"n_pistons": 4},
+    "classic/rps-v2": {},
+    "sisl/multiwalker-v9": {},
+    "sisl/pursuit-v5": {},
+}
+IN_TURN = {name: {} for name in ("connect_four-v3", "tictactoe-v3", "leduc_holdem-v4", "texas_holdem-v4", "chess-v6")}
+
+
+def with_policies(id_: str, kwargs: dict[str, Any]) -> EnvConfig:
+    """The environment with a policy for each agent, if their spaces differ, else with one for all."""
+    try:
+        make_envs(EnvConfig(id_, kwargs), 1, [0]).close()
+    except ConfigError as error:
+        if "different" not in str(error):
+            pytest.skip(f"{id_}: {error}")
+    else:
+        return EnvConfig(id_, kwargs)
+    agents = dict.fromkeys(possible_agents(resolve(id_)(**kwargs)))
+    names = {agent: f"policy_{i}" for i, agent in enumerate(agents)}
+    return EnvConfig(id_, kwargs, policies=PolicyMap(names, policies=tuple(names.values())))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of PettingZoo and pygame
+@pytest.mark.parametrize("id_", [*PARALLEL, *(f"classic/{name}" for name in IN_TURN)])
+def test_an_environment_of_pettingzoo_gives_the_same_rows_in_every_sampler(id_: str) -> None:
+    env = with_policies(id_, PARALLEL.get(id_, {}))
+
+    def rows(config: Any) -> list[np.ndarray]:
+        return [x.numpy() for batch in batches(config, env, 2) for x in leaves(batch)]
+
+    sizes = {"batch_T": 24, "batch_B": 2}
+    expected = rows(serial.Config(**sizes))
+    for config in (cpu.Config(**sizes, n_workers=2), gpu.Config(**sizes, n_workers=2, n_groups=2)):
+        assert all(np.array_equal(x, y) for x, y in zip(rows(config), expected, strict=True))
+
+
+@pytest.mark.slow
+def test_no_row_of_a_dead_agent_is_valid_in_a_hundred_thousand_steps() -> None:
+    n, steps = 0, 0
+    for each in batches(serial.Config(batch_T=256, batch_B=8), CROWD, 50):
+        batch = each["shared"]
+        age = batch.observation[..., 1]
+        following = batch.inputs.observation[1:, ..., 1]
+        assert bool((following[batch.valid] == age[batch.valid] + 1).all())  # only a living agent grows older
+        assert not bool((following[~batch.valid] == age[~batch.valid] + 1).any())
+        assert not bool(batch.reward[~batch.valid].any())
+        n, steps = n + batch.n_rows, steps + batch.n_env_steps
+    assert steps > 90_000
+    assert n > steps
