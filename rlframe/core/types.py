@@ -97,4 +97,4 @@ class Trajectory:
     discounted_return: float = 0.0
     nonzero_rewards: int = 0
     agent: str = ""  # the learner whose agent played it; empty where there is one
-    age: int = 0  # rows of its environment from its first to the end of the batch in which it ended
+    age: int = field(default=0, compare=False)  # rows from its first one to the end of the batch in which it ended
