@@ -151,7 +151,7 @@ def spread_rllib(stack: ExitStack) -> Unit:
     from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
     from ray.tune.registry import register_env
 
-    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False)
+    ray.init(address="local", num_cpus=1, log_to_driver=False, include_dashboard=False)
     stack.callback(ray.shutdown)
     register_env("spread", lambda config: ParallelPettingZooEnv(simple_spread_v3.parallel_env()))
     config = PPOConfig().environment("spread")
