@@ -16,6 +16,7 @@ import numpy as np
 from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import serializer
+from rlframe.envs.multi_agent import MultiAgentEnv
 from rlframe.envs.observations import check_info
 from rlframe.envs.serializer import Codec, Codecs, EnvStateError, type_name
 from rlframe.envs.wrappers import warn_of_unseen_mask
@@ -70,6 +71,7 @@ class EpisodeStates:
         self.episodes[index] += 1
         env, episode = self._envs[index], self.episodes[index]
         self._starts[index] = ()
+        self._tell_episode(index)
         if episode == 0 or self._seeded_each_episode(index):
             observation, info = env.reset(seed=self._seeds[index][episode])
         else:
@@ -81,6 +83,11 @@ class EpisodeStates:
         if self.action_log is not None:
             self.action_log.start_episode(index)
         return observation
+
+    def _tell_episode(self, index: int) -> None:
+        """Tell an environment of several agents the number of the episode that its next reset starts."""
+        if isinstance(inner := self._inner[index], MultiAgentEnv):
+            inner.episode = self.episodes[index]
 
     def _prepare_reset(self, index: int) -> None:
         """Prepare an environment for a reset without a seed."""
@@ -144,6 +151,7 @@ class EpisodeStates:
         if "restart_reason" in saved:
             return saved["restart_reason"]
         env = self._envs[index]
+        self._tell_episode(index)
         try:
             if "state" in saved:
                 load_env(env, saved["state"])

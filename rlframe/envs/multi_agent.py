@@ -90,7 +90,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._returns = {name: np.zeros(n) for name, n in sizes.items()}  # in this episode, of all that have come
         self._came = {name: np.zeros(n, bool) for name, n in sizes.items()}
         self._n_slots = sum(sizes.values())
-        self._elapsed, self._episode = 0, -1
+        self._elapsed, self.episode = 0, 0  # steps so far; the number of the episode that the next reset starts
 
     def _make_slots(self) -> dict[str, tuple[str, ...]]:
         """The agents that each policy may act for; of a league's opponent, as many as there are beside one."""
@@ -146,8 +146,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         observations, infos = self.env.reset(seed=int(self.np_random.integers(2**31)), options=options)
-        self._episode += 1
         self._assign()
+        self.episode += 1
         self._elapsed = 0
         for policy, came in self._came.items():
             came.fill(False)
@@ -169,11 +169,11 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             self._place = {agent: (self._rows[policy], policy, k) for agent, (policy, k) in seats.items()}
             return
         for agent in self.possible:
-            policy = self._policy_of(agent, self._episode)
+            policy = self._policy_of(agent, self.episode)
             if agent not in self._slots.get(policy, ()):
                 raise ConfigError(
                     f"agents.map={self._map.function} gave agent {agent} the policy {policy} in episode "
-                    f"{self._episode}, and not in the first {_PROBED}; return one of them there too"
+                    f"{self.episode}, and not in the first {_PROBED}; return one of them there too"
                 )
             self._place[agent] = self._rows[policy], policy, self._slots[policy].index(agent)
 

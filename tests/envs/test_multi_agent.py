@@ -15,14 +15,15 @@ pytest.importorskip("pettingzoo")
 from rlframe.agents.team import Team
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import JointSpace, PolicyMap, by_policy
+from rlframe.core.multi_agent import JointSpace, PolicyMap, by_policy, random_actions
 from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
 from rlframe.envs.multi_agent import MultiAgentEnv
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
-from tests.agents_envs import Crowd
+from tests.agents_envs import Crowd, Turns
+from tests.envs.rows import rows_for
 
 CROWD, TURNS = EnvConfig("tests.agents_envs:Crowd"), EnvConfig("tests.agents_envs:Turns")
 KINDS = EnvConfig("tests.agents_envs:Crowd", {"kinds": 2}, policies=PolicyMap(policies=("even", "odd")))
@@ -160,6 +161,39 @@ def test_a_function_gives_agents_other_policies_in_every_episode() -> None:
         acted = {name: batch[name].valid[:, k].nonzero().flatten() for name in batch}
         early, late = ("blue", "red") if k % 2 == 0 else ("red", "blue")
         assert acted[early].max() < 12 <= acted[late].min()
+
+
+def played(envs: Any, out: Any, n_steps: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(4)
+    kept = []
+    for _ in range(n_steps):
+        envs.step(random_actions(envs.observation_space, envs.action_space, out.observation, [rng]), out)
+        kept += [x.copy() for x in leaves(out)]
+    return kept
+
+
+class Opaque(Turns):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable = lambda: None
+
+
+@pytest.mark.parametrize("env", [Turns, Opaque], ids=["by its state", "by its actions"])
+def test_a_function_gives_the_same_policies_after_a_resume_and_in_every_round(env: Any) -> None:
+    policies = PolicyMap(function="tests.envs.test_multi_agent:by_episode", policies=("red", "blue"))
+    first, second, third = (make_envs(EnvConfig(env, policies=policies), 1, [3]) for _ in range(3))
+    out = rows_for(first)
+    first.reset(out)
+    second.reset(rows_for(second))
+    played(first, out, 27)  # episodes have 11 steps and a reset: the third is running
+    row = out.map(np.copy)
+    assert second.restore(first.state(), row, lambda: None) == [""]
+    expected = played(first, out, 15)
+    assert all(map(np.array_equal, played(second, row, 15), expected))
+    row = rows_for(third)
+    first.reset(out, round_=2)
+    third.reset(row, round_=2)
+    assert all(map(np.array_equal, played(third, row, 30), played(first, out, 30)))
 
 
 class Odd(Crowd):
