@@ -12,10 +12,13 @@ from torch import nn
 
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, WAITS, JointSpace, flat, unflat
+from rlframe.core.multi_agent import OBSERVATION, WAITS, JointSpace, flat, side_by_side_inputs, unflat
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
+
+_MOST_VIEWS = 1 << 14  # rows
+_PARTS = ("action", "info", "state")  # of a step
 
 
 class Team(Agent):
@@ -132,7 +135,7 @@ class Team(Agent):
 
     @property
     def recurrent(self) -> bool:
-        return any(agent.recurrent for _, agent in self.agents().items())
+        return any(agent.recurrent for agent in self.agents().values())
 
 
 _Given = tuple[AgentInputs, Tree, Any]  # inputs and noise [B * n, ...] of a policy, and who waits
@@ -146,8 +149,7 @@ def _of_policy(name: str, inputs: AgentInputs, noise: Tree) -> _Given:
 def _parts_of(name: str, inputs: AgentInputs, noise: Tree) -> _Given:
     """The same, [B, n, ...] each; waits () where nobody does."""
     rows = inputs.observation[name]
-    own = AgentInputs(rows[OBSERVATION], inputs.prev_action[name], rows[REWARD], rows[FIRST])
-    return own, noise[name], rows.get(WAITS, ())
+    return side_by_side_inputs(rows, inputs.prev_action[name]), noise[name], rows.get(WAITS, ())
 
 
 def _is_view(x: Any, of: Any) -> bool:
@@ -172,9 +174,6 @@ class _Views:
         return given
 
 
-_MOST_VIEWS = 1 << 14  # rows
-
-
 def uses_previous(agent: Agent) -> bool:
     """Whether a network of an agent sees previous actions and rewards."""
     return any(bool(vars(part).get("uses_previous", False)) for part in agent.modules())
@@ -182,11 +181,8 @@ def uses_previous(agent: Agent) -> bool:
 
 def _joined(steps: Mapping[str, AgentStep]) -> AgentStep:
     """The steps of all policies as one."""
-    action, info, state = ({name: getattr(step, part) for name, step in steps.items()} for part in AGENT_STEP)
+    action, info, state = ({name: getattr(step, part) for name, step in steps.items()} for part in _PARTS)
     return AgentStep(action, info, state)
-
-
-AGENT_STEP = ("action", "info", "state")
 
 
 def _first_step(agent: Agent, observation_space: Any, action_space: Any) -> Tree:

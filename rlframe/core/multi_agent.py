@@ -249,7 +249,7 @@ def agents_of(samples: Samples) -> Samples:
     truncated = (rows[TRUNCATED][1:] | cut) & ~terminated
     columns = _columns
     return Samples(
-        inputs=AgentInputs(*map(columns, (rows[OBSERVATION], inputs.prev_action, rows[REWARD], rows[FIRST]))),
+        inputs=columns(side_by_side_inputs(rows, inputs.prev_action)),
         action=columns(samples.action),
         reward=columns(rows[REWARD][1:]),
         terminated=columns(terminated & valid),
@@ -265,10 +265,15 @@ def agents_of(samples: Samples) -> Samples:
     )
 
 
+def side_by_side_inputs(rows: Mapping[str, Any], prev_action: Tree) -> AgentInputs:
+    """What the agents of a policy get, [..., n], by their entry of observations (see `observation_of`)."""
+    return AgentInputs(rows[OBSERVATION], prev_action, rows[REWARD], rows[FIRST])
+
+
 def agent_rows(inputs: AgentInputs) -> AgentInputs:
     """The inputs [N, n, ...] of a policy's agents side by side as rows of their own, [N * n, ...]."""
-    rows = inputs.observation
-    return AgentInputs(*map(flat, (rows[OBSERVATION], inputs.prev_action, rows[REWARD], rows[FIRST])))
+    found: AgentInputs = flat(side_by_side_inputs(inputs.observation, inputs.prev_action))
+    return found
 
 
 def _columns(tree: Tree) -> Any:

@@ -34,8 +34,9 @@ from rlframe.core.spaces import (
     zeros,
 )
 from rlframe.core.struct import Tree, leaves
+from rlframe.envs.base import reward_transform
 from rlframe.envs.observations import InvalidValue, check_mask, row_writer
-from rlframe.envs.options import EnvOptions, clip_bounds
+from rlframe.envs.options import EnvOptions
 from rlframe.envs.pettingzoo import Extras, as_parallel, function_of, possible_agents
 
 _PROBED = 10  # episodes for which a function is asked which policies it gives an agent
@@ -59,7 +60,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """
         self.env, self.turns = as_parallel(env)
         self.metadata, self.render_mode = dict(env.metadata), vars(env.unwrapped).get("render_mode")
-        self._reward, self._limit = _reward_of(options), time_limit
+        self._transform = reward_transform(options) if options.changes_rewards else None
+        self._limit = time_limit
         self._map, self._function = policies, function_of(policies.function, "agents.map")
         self.possible = possible_agents(self.env)
         observations, infos = self.env.reset(seed=0)
@@ -163,7 +165,12 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return self._rows, {}
 
     def _assign(self) -> None:
-        """Give every agent its place in this episode: the rows of a policy, the policy and its row there."""
+        """Give every agent its place in this episode: the rows of a policy, the policy and its row there.
+
+        Without a function or a league that is the same in all.
+        """
+        if self._place and self._function is None and not self._map.opponents:
+            return
         if self._map.opponents:
             seats = self._map.seats(self.possible, self.np_random)
             self._place = {agent: (self._rows[policy], policy, k) for agent, (policy, k) in seats.items()}
@@ -207,6 +214,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             self._rows[policy][REWARD].fill(0.0)
         step = self._step_in_turn if self.turns else self._step_all
         reward, cut = step(action, out_of_time)
+        if self._transform is not None:
+            for rows in self._rows.values():
+                self._transform(rows[REWARD], rows[REWARD])
+                rows[REWARD] *= rows[VALID]  # bounds may leave out 0
         done = out_of_time or not self.env.agents
         return self._rows, reward, done and not cut, done and cut, self._report() if done else {}
 
@@ -271,7 +282,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             if write is None:
                 for agent in agents:
                     self._observe(agent, observations, infos, acts=True)
-            rows[REWARD][:] = [self._reward(reward) for reward in got.tolist()] if self._reward else got
+            rows[REWARD][:] = got
             rows[VALID].fill(True)
             self._returns[policy] += got
             total += own
@@ -314,7 +325,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         if not abs(float(reward)) < np.inf:
             raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is not finite: {reward}")
         rows[VALID][k], rows[TERMINATED][k], rows[TRUNCATED][k] = True, over, late and not over
-        rows[REWARD][k] = self._reward(float(reward)) if self._reward else reward
+        rows[REWARD][k] = reward
         self._returns[policy][k] += float(reward)
         return float(reward)
 
@@ -357,16 +368,6 @@ def make_multi_agent(env: Any, policies: PolicyMap, options: EnvOptions, id_: st
         if value:
             raise ConfigError(f"env.{key}={value} is for environments of a single agent, and env={id_} has several")
     return MultiAgentEnv(env, policies, options, options.max_episode_steps)
-
-
-def _reward_of(options: EnvOptions) -> Callable[[float], float] | None:
-    """What agents learn from, of a reward; None: the reward itself."""
-    if not options.changes_rewards:
-        return None
-    if options.reward_clip == "sign":
-        return lambda reward: float(np.sign(reward))
-    low, high = clip_bounds(options.reward_clip)
-    return lambda reward: min(max(reward * options.reward_scale, low), high)
 
 
 def _rows_writer(space: Space, rows: Any) -> Callable[[list[Any]], None] | None:

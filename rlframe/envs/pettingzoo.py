@@ -23,7 +23,10 @@ from rlframe.envs.observations import InvalidValue
 
 _PACKAGES = ("mpe2",)  # of PettingZoo's environments beside its own, whose modules have their names
 _FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl", *_PACKAGES)  # what their names begin with
+AGENT_ID = "agent_id"  # entry of observations: which one the agent is
 _MODULE = re.compile(rf"({'|'.join(_PACKAGES)})\.(\w+_v\d+)")  # of one environment
+
+_DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
 
 def is_multi_agent(env: Any) -> bool:
@@ -122,9 +125,6 @@ def known() -> list[str]:
     return found
 
 
-AGENT_ID = "agent_id"  # entry of observations
-
-
 class Extras:
     """What agents observe beside their own observations: the environment's state, their number, and infos' masks."""
 
@@ -196,9 +196,6 @@ class Extras:
         return found
 
 
-_DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
-
-
 def _box_of(state: Any) -> spaces.Box:
     array = np.asarray(state)
     dtype = np.uint8 if array.dtype == np.uint8 else np.float32
@@ -220,6 +217,7 @@ def as_parallel(env: Any) -> tuple[Any, bool]:
 
 
 def possible_agents(env: Any) -> tuple[str, ...]:
+    """The names of all agents that may come. Raises ConfigError if the environment does not say."""
     try:
         found = tuple(env.possible_agents)
     except AttributeError:
@@ -230,6 +228,7 @@ def possible_agents(env: Any) -> tuple[str, ...]:
 
 
 def function_of(name: str, key: str) -> Callable[..., Any] | None:
+    """The function module:function; None for no name. Raises ConfigError if there is none; `key` is for messages."""
     if not name:
         return None
     found = find_attribute(name, key)
