@@ -201,7 +201,7 @@ def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center
 
 def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
     if x_column not in run.columns:
-        raise PlotError(f"{run.directory} has no {x_column!r} in its progress.csv")
+        raise PlotError(f"{run.directory} has no column {x_column!r}")
     x, values = run.columns[x_column], run.columns[y]
     usable = np.isfinite(x) & np.isfinite(values)
     x, first = np.unique(x[usable], return_index=True)

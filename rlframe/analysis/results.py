@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import PlotError, RunData, SeedGroup, differences, find_runs, read_run
+from rlframe.analysis.curves import (
+    PlotError,
+    RunData,
+    SeedGroup,
+    differences,
+    find_experiments,
+    find_runs,
+    read_run,
+)
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import clear_output, iter_csv, prepare_output, read_json
@@ -73,12 +81,12 @@ class Results:
     def reached(self, metric: str, bound: float, within: float = math.inf) -> np.ndarray:
         """The step of each seed's first evaluation >= bound, at most `within`; nan if there is none: [n_seeds].
 
-        An evaluation comes at the end of a batch, up to 2 % later than asked for.
+        The one before learning does not count. Evaluations come at the end of a batch, up to 2 % later than asked for.
         """
         found = []
         for seed in self.rows:
             x, y = self.curve(seed, metric)
-            found.append(np.append(x[(y >= bound) & (x <= 1.02 * within)], math.nan)[0])
+            found.append(np.append(x[(y >= bound) & (x > 0) & (x <= 1.02 * within)], math.nan)[0])
         return np.array(found)
 
     def command(self) -> str:
@@ -154,6 +162,25 @@ def read_results(path: Path) -> Results:
     if not isinstance(config, dict) or not isinstance(measured, list):
         raise ConfigError(f"{path.with_suffix('.json')} is damaged: it needs an object `config` and a list `measured`")
     return Results(path, tuple(map(printable, names[1:])), rows, config, measured)
+
+
+def find_curves(paths: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]:
+    """The experiments of directories, as `find_experiments`, and of result files, one each.
+
+    Raises:
+        PlotError: as `find_experiments`, or where files are among the paths, a number of labels other than theirs.
+    """
+    if not any(path.suffix == ".csv" for path in paths):
+        return find_experiments(paths, labels)
+    if labels and len(labels) != len(paths):
+        raise PlotError(f"{len(labels)} labels for {len(paths)} files and directories; give one for each")
+    found: list[SeedGroup] = []
+    for path, label in zip(paths, labels or [""] * len(paths), strict=True):
+        if path.suffix == ".csv":
+            found.append(read_results(path).group(label or f"{path.resolve().parent.name}/{path.stem}"))
+        else:
+            found += find_experiments([path], [label] if label else [])
+    return found
 
 
 def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> Results:

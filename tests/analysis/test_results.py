@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlframe import plot
 from rlframe.analysis.results import Results, add_runs, claim, read_results, read_seeds, short, spell_seeds
 from rlframe.core.errors import ConfigError
 from rlframe.results import main
@@ -118,7 +119,9 @@ def of(rows: dict[int, list[tuple[float, float]]]) -> Results:
 
 
 def test_a_claim_counts_the_seeds_that_reach_the_bound_in_time_and_says_when() -> None:
-    results = of({0: [(0, 0), (60_047, 475), (100_000, 3)], 1: [(0, 0), (70_008, 500)], 2: [(0, 0), (100_068, 474.9)]})
+    results = of(
+        {0: [(0, 0), (60_047, 475), (100_000, 3)], 1: [(0, 500), (70_008, 500)], 2: [(0, 0), (100_068, 474.9)]}
+    )
     assert claim(results, "score", 475, 100_000) == "475 on 2 of 3 seeds, at 60k to 70k env_steps"
     assert claim(results, "score", 475, 65_000) == "475 on 1 of 3 seeds, at 60k env_steps"
     assert claim(results, "score", 474.9, 100_000) == "474.9 on 3 of 3 seeds, at 60k to 100k env_steps"
@@ -133,3 +136,17 @@ def test_steps_and_seeds_are_spelled_shortly() -> None:
     ]
     assert spell_seeds([20, 0, 1, 2, 22, 21, 5]) == "0-2, 5, 20-22"
     assert read_seeds("0-2, 5, 20-22") == [0, 1, 2, 5, 20, 21, 22]
+
+
+def test_a_result_file_is_drawn_as_its_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    study, out = tmp_path / "study", tmp_path / "out.csv"
+    for seed in range(3):
+        run_dir(study / f"run_{seed}", seed, (9.0, 20.0 + seed, 50.0 - seed))
+    add_runs([study], out, (), "", False)
+    printed = []
+    for path in (study, out):
+        assert plot.main([str(path), "labels=ppo", "x=updates", f"out={tmp_path / 'x.png'}"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "ppo: eval/return_mean 49.0 [48.0, 50.0] at updates 20, 3 seeds" in printed[0]
