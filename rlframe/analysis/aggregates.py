@@ -1,8 +1,8 @@
 """Scores of several tasks and seeds: aggregates, performance profiles, probability of improvement, and intervals.
 
 All as in Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021 (arXiv
-2108.13264). `scores` has an array [..., n_seeds] for each task, normalised so that tasks can be compared; the numbers of
-seeds may differ between tasks. Every statistic reduces the last axis and the tasks.
+2108.13264). `scores` has an array [..., n_seeds] for each task, normalised so that tasks compare; tasks may have
+different numbers of seeds. Every statistic reduces the last axis and the tasks.
 """
 
 from collections.abc import Callable, Sequence
