@@ -1,5 +1,7 @@
 """The evidence in results/: every preset's claim is that of its result file, and no file is lost."""
 
+import importlib.util
+import types
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from rlframe.experiment.presets import preset_names, presets_dir
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 WITHOUT = (RESULTS / "without_curves.txt").read_text(encoding="utf-8").split()  # it can only become shorter
+
+FILES = [path for path in RESULTS.glob("*/*.csv") if path.parent.name not in ("compiled", "defaults", "search")]
 
 
 def preset(name: str) -> dict:
@@ -39,9 +43,44 @@ def test_a_preset_without_curves_names_seeds_and_what_they_reached(name: str) ->
 
 
 def test_every_result_file_says_how_it_was_measured() -> None:
-    files = [path for path in RESULTS.glob("*/*.csv") if path.parent.name not in ("compiled", "defaults", "search")]
-    assert len(files) > 60
-    for path in files:
+    assert len(FILES) > 60
+    for path in FILES:
         results = read_results(path)
         assert sorted(results.rows) == sorted(seed for each in results.measured for seed in read_seeds(each["seeds"]))
         assert all(each.get("command") or each.get("note") for each in results.measured), path
+
+
+@pytest.fixture(scope="module")
+def tables() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("result_tables", ROOT / "docs/result_tables.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_readme_and_docs_are_those_of_the_result_files(tables: types.ModuleType) -> None:
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("<!-- results: begin -->") == len(tables._TABLE.findall(text)) > 0
+        assert tables.written(text) == text, f"{page.name} is not up to date: python docs/result_tables.py"
+
+
+def test_every_result_file_is_in_the_results() -> None:
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    names = [str(path.relative_to(RESULTS).with_suffix("")) for path in FILES]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_a_table_has_what_its_header_asks_and_keeps_what_is_written_by_hand(tables: types.ModuleType) -> None:
+    table = "| what | seeds | mean at the end | reached |\n|-|\n| QMIX `multi_agent/qmix_two_step` | old | 3 |"
+    assert tables.refresh(table).splitlines()[2] == (
+        "| QMIX `multi_agent/qmix_two_step` | 10 | 8.00 [8.00, 8.00] "
+        "| 8 on 10 of 10 seeds, at 1k to 2k env_steps, of 5k |"
+    )
+    stopped = tables.refresh("| what | each seed at the end | mean at the end |\n|-|\n| `classic/ddpg_pendulum` | | |")
+    assert stopped.splitlines()[2] == "| `classic/ddpg_pendulum` | -158, -154, -157 | -156 [-158, -154] ‡ |"
+    for row, message in (("| PPO |", "names no preset"), ("| `a/b` |", "a/b is neither a preset nor a file")):
+        with pytest.raises(SystemExit, match=message):
+            tables.refresh(f"| what |\n|-|\n{row}")

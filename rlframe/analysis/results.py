@@ -90,8 +90,8 @@ class Results:
         return np.array(found)
 
     def command(self) -> str:
-        """The command of the first seeds."""
-        return str(self.measured[0]["command"]) if self.measured else ""
+        """The command of the first seeds; empty if nobody recorded it."""
+        return str(self.measured[0].get("command", "")) if self.measured else ""
 
     def group(self, label: str) -> SeedGroup:
         """Its seeds for `make_curve`, as if each were the run directory it came from."""
