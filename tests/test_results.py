@@ -1,12 +1,14 @@
 """The evidence in results/: every preset's claim is that of its result file, and no file is lost."""
 
 import importlib.util
+import os
 import types
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rlframe import launch, results
 from rlframe.analysis.results import claim, read_results, read_seeds
 from rlframe.experiment.presets import preset_names, presets_dir
 
@@ -28,11 +30,12 @@ def test_every_preset_has_its_curves_but_those_that_are_listed() -> None:
 
 @pytest.mark.parametrize("name", sorted({*preset_names()} - {*WITHOUT}))
 def test_a_preset_claims_what_its_result_file_has(name: str) -> None:
-    content, results = preset(name), read_results(RESULTS / f"{name}.csv")
+    content, found = preset(name), read_results(RESULTS / f"{name}.csv")
+    assert "expect" in content, f"experiments/{name}.yaml has a result file and needs `expect` and `measured`"
     expect, measured = content["expect"], content["measured"]
-    assert sorted(results.rows) == read_seeds(str(measured["seeds"]))
-    found = claim(results, expect["metric"], expect["bound"], expect["env_steps"])
-    assert str(measured["reached"]).startswith(found), f"experiments/{name}.yaml: `reached` must begin with: {found}"
+    assert sorted(found.rows) == read_seeds(str(measured["seeds"]))
+    says = claim(found, expect["metric"], expect["bound"], expect["env_steps"])
+    assert str(measured["reached"]).startswith(says), f"experiments/{name}.yaml: `reached` must begin with: {says}"
 
 
 @pytest.mark.parametrize(
@@ -45,9 +48,9 @@ def test_a_preset_without_curves_names_seeds_and_what_they_reached(name: str) ->
 def test_every_result_file_says_how_it_was_measured() -> None:
     assert len(FILES) > 60
     for path in FILES:
-        results = read_results(path)
-        assert sorted(results.rows) == sorted(seed for each in results.measured for seed in read_seeds(each["seeds"]))
-        assert all(each.get("command") or each.get("note") for each in results.measured), path
+        found = read_results(path)
+        assert sorted(found.rows) == sorted(seed for each in found.measured for seed in read_seeds(each["seeds"]))
+        assert all(each.get("command") or each.get("note") for each in found.measured), path
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +87,17 @@ def test_a_table_has_what_its_header_asks_and_keeps_what_is_written_by_hand(tabl
     for row, message in (("| PPO |", "names no preset"), ("| `a/b` |", "a/b is neither a preset nor a file")):
         with pytest.raises(SystemExit, match=message):
             tables.refresh(f"| what |\n|-|\n{row}")
+
+
+@pytest.mark.slow
+def test_a_study_of_seeds_becomes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, out = tmp_path / "study", tmp_path / "ppo.csv"
+    words = ["runner.n_steps=4000", "runner.log_interval_steps=2000", "sampler=serial", f"log_dir={study}"]
+    assert launch.main(["experiment=classic/ppo_cartpole", "sweep.seed=0,1", *words]) == 0
+    assert results.main(["add", str(study), f"out={out}"]) == 0
+    assert results.main(["table", str(out), "bound=1", "at=2k"]) == 0
+    assert "| 2 | 1 on 2 of 2 seeds, at 2" in capsys.readouterr().out
+    measured = read_results(out).measured
+    assert [each["seeds"] for each in measured] == ["0-1"]
+    assert measured[0]["command"].startswith("python -m rlframe.launch experiment=classic/ppo_cartpole runner.n_steps=")
+    assert measured[0]["machine"]["cpu_count"] == os.cpu_count()

@@ -62,12 +62,17 @@ class Results:
         return "updates" if offline else "env_steps"
 
     def curve(self, seed: int, metric: str, clock: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """Where a seed was evaluated, and its values; raises PlotError if there are none."""
+        """Where a seed was evaluated, in order (those of another process may come late), and its values.
+
+        Raises:
+            PlotError: there are none.
+        """
         x, y = self.column(seed, clock or self.clock()), self.column(seed, metric)
         usable = np.isfinite(x) & np.isfinite(y)
         if not usable.any():
             raise PlotError(f"{self.path} has no {metric} of seed {seed}")
-        return x[usable], y[usable]
+        order = np.argsort(x[usable], kind="stable")
+        return x[usable][order], y[usable][order]
 
     def final(self, metric: str) -> np.ndarray:
         """The last evaluation of each seed, not the best: [n_seeds]."""

@@ -130,6 +130,12 @@ def test_a_claim_counts_the_seeds_that_reach_the_bound_in_time_and_says_when() -
     np.testing.assert_allclose(results.at("score", 100_000), [3, np.nan, 474.9 * 100_000 / 100_068])
 
 
+def test_an_evaluation_that_came_late_stands_where_it_belongs() -> None:
+    results = of({0: [(0, 0), (2_000, 8), (1_000, 5)]})
+    assert results.final("score") == [8]
+    assert results.at("score", 500) == [2.5]
+
+
 def test_steps_and_seeds_are_spelled_shortly() -> None:
     assert [short(x) for x in (500, 1004, 7502, 9999, 21951, 704_000, 1_203_200)] == [
         *("500", "1k", "7.5k", "10k", "22k", "704k", "1.2M")
