@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
+import shlex
 import types
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rlframe import launch, results
+from rlframe import launch, plot, results
 from rlframe.analysis.results import claim, read_results, read_seeds
 from rlframe.experiment.presets import preset_names, presets_dir
 
@@ -68,6 +69,14 @@ def test_the_tables_of_readme_and_docs_are_those_of_the_result_files(tables: typ
         text = page.read_text(encoding="utf-8")
         assert text.count("<!-- results: begin -->") == len(tables._TABLE.findall(text)) > 0
         assert tables.written(text) == text, f"{page.name} is not up to date: python docs/result_tables.py"
+
+
+def test_the_figures_of_the_docs_are_drawn_from_files_that_are_there() -> None:
+    lines = (RESULTS / "README.md").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    drawn = [plot.parse(shlex.split(line)[3:]) for line in lines if line.startswith("python -m rlframe.plot ")]
+    assert len(drawn) == 2
+    for options in drawn:
+        assert all((ROOT / path).is_file() for path in (*options.dirs, options.out))
 
 
 def test_every_result_file_is_in_the_results() -> None:
