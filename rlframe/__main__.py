@@ -8,6 +8,7 @@ _COMMANDS = {
     "evaluate": "evaluate trained agents, film or watch them",
     "study": "show the progress of a study, or add a run to it",
     "plot": "draw learning curves, or a search",
+    "results": "keep the curves of all seeds in small files, and make tables of them",
     "data": "list, describe, merge, split, filter, convert and import datasets",
     "export": "write a trained policy as a program of its own",
 }

@@ -20,26 +20,28 @@ from rlframe.analysis.curves import (
     RunData,
     SeedGroup,
     choose_y,
-    find_experiments,
     make_curve,
 )
+from rlframe.analysis.figures import COLORS, new_figure, save_figure, time_scale
+from rlframe.analysis.results import find_curves
 from rlframe.analysis.search_figure import fill_figure
 from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
 from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import pluralize, printable
-from rlframe.core.files import clear_output, prepare_output
+from rlframe.core.files import prepare_output
 
 USAGE = """\
 python -m rlframe.plot DIR... [key=value ...]
 
-DIR is a run directory, a directory of run_* (the seeds of one experiment), or a study (a directory of those).
+DIR is a run directory, a directory of run_* (the seeds of one experiment), a study (a directory of those), or a result
+file (FILE.csv of `rlframe results add`).
 Runs of one directory that differ only in their seed are one curve: their mean with a 95 % bootstrap band.
 A search (a study with search.KEY=) is drawn as the scores of its trials in order, the importance of its keys, and the
 scores along each key; DIR/trial_* draws the curves of its trials. It takes out=, bound= and title=.
 
   out=curves.png           the image file; its suffix sets the format (png, pdf, svg)
-  x=env_steps              env_steps | elapsed (wall time)
+  x=env_steps              env_steps | updates | elapsed (wall time)
   y=eval/return_mean       any column of progress.csv; episode/return_mean if there was no evaluation
   labels=a,b               one label per curve, in the order of the DIRs
   smooth=1                 moving average over this many rows of each run
@@ -47,8 +49,7 @@ scores along each key; DIR/trial_* draws the curves of its trials. It takes out=
   bound=475                a horizontal line, such as the return that counts as solved
   title=...                title of the plot; by default the environment's name
 """
-X_COLUMNS = {"env_steps": "env_steps", "elapsed": "time/elapsed_s"}
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
+X_COLUMNS = {"env_steps": "env_steps", "updates": "updates", "elapsed": "time/elapsed_s"}
 
 _CONVERT: dict[str, Callable[[str], Any]] = {
     "out": Path,
@@ -105,15 +106,13 @@ def _value(key: str, text: str) -> Any:
 
 def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: str) -> None:
     """Draw the curves into `options.out`; raises PlotError without matplotlib or if the file cannot be written."""
-    figure = _new_figure()
+    figure = new_figure()
     from matplotlib.ticker import EngFormatter  # an optional extra
 
     axes = figure.add_subplot()
-    scale, x_label = 1.0, "env_steps"
+    scale, x_label = 1.0, options.x
     if options.x == "elapsed":
-        longest = max(curve.x[-1] for curve in curves)
-        scale, unit = (3600.0, "h") if longest > 7200 else (60.0, "min") if longest > 180 else (1.0, "s")
-        x_label = f"wall time ({unit})"
+        scale, x_label = time_scale(max(curve.x[-1] for curve in curves))
     for index, curve in enumerate(curves):
         color, x = COLORS[index % len(COLORS)], curve.x / scale
         style = ("-", "--", ":", "-.")[index // len(COLORS) % 4]
@@ -128,26 +127,10 @@ def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: s
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
-    if options.x == "env_steps":
+    if options.x != "elapsed":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 100k, 2M
     axes.legend(frameon=False, fontsize="small")
-    _save(figure, options.out)
-
-
-def _new_figure() -> Any:
-    try:
-        from matplotlib.figure import Figure  # an optional extra
-    except ImportError:
-        raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
-    return Figure(figsize=(7.5, 4.6), dpi=150, layout="tight")
-
-
-def _save(figure: Any, out: Path) -> None:
-    try:
-        clear_output(out)
-        figure.savefig(out)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {out}: {error}") from None
+    save_figure(figure, options.out)
 
 
 def draw_search(data: SearchData, options: PlotOptions) -> None:
@@ -158,10 +141,10 @@ def draw_search(data: SearchData, options: PlotOptions) -> None:
             raise PlotError(f"{key}= is for curves, and {options.dirs[0]} is a search; plot its trials: DIR/trial_*")
     if not data.scored(DONE):
         raise PlotError(f"{options.dirs[0]} has no trial with a score yet; for curves plot its trials: DIR/trial_*")
-    figure = _new_figure()
+    figure = new_figure()
     title = printable(options.title) or f"{options.dirs[0].resolve().name}: {pluralize(len(data.trials), 'trial')}"
     fill_figure(figure, data, title, options.bound)
-    _save(figure, options.out)
+    save_figure(figure, options.out)
 
 
 def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/return_mean", **options: Any) -> Path:
@@ -198,7 +181,7 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
 def _experiments(runs: Any, label: str) -> list[SeedGroup]:
     """One or more experiments of a directory, or one of columns or of several seeds' columns."""
     if isinstance(runs, str | Path):
-        return find_experiments([Path(runs)], [label] if label else [])
+        return find_curves([Path(runs)], [label] if label else [])
     seeds = runs if isinstance(runs, list | tuple) else [runs]
     columns = [{str(name): np.asarray(values, float) for name, values in dict(each).items()} for each in seeds]
     return [SeedGroup(label, tuple(RunData(Path(label), each, {}) for each in columns))]
@@ -217,7 +200,7 @@ def _plot(arguments: Sequence[str]) -> int:
     prepare_output(options.out, "out")
     if len(options.dirs) == 1 and (options.dirs[0] / SEARCH_JOURNAL).is_file():
         return _plot_search(options)
-    experiments = find_experiments(options.dirs, options.labels)
+    experiments = find_curves(options.dirs, options.labels)
     y = choose_y(experiments, options.y)
     x_column = X_COLUMNS[options.x]
     curves = [make_curve(each, x_column, y, options.smooth, options.center) for each in experiments]

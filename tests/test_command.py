@@ -27,8 +27,8 @@ def test_it_lists_the_commands(words: list[str]) -> None:
 
 
 def test_every_command_is_there_and_has_help() -> None:
-    assert {*_COMMANDS} == {"launch", "evaluate", "study", "plot", "data", "export"}
-    for name in ("plot", "evaluate"):
+    assert {*_COMMANDS} == {"launch", "evaluate", "study", "plot", "results", "data", "export"}
+    for name in ("plot", "results", "evaluate"):
         done = run(name, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"rlframe.{name}" in done.stdout

@@ -44,6 +44,7 @@ ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["data"] = {"data", "core", "ops", "record"}
 ALLOWED["study"] |= {"analysis"}  # for the interval over seeds
 ALLOWED["plot"] = {"plot", "analysis", "core"}
+ALLOWED["results"] = {"results", "analysis", "core"}
 ALLOWED["__main__"] = {"core"}  # it runs the commands by their names
 ALLOWED["__init__"] = {"core", "deploy", "evaluation", "experiment", "record", "study", "system"}  # inside functions
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +23,8 @@ FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200
 # Keys that may differ between the seeds of one experiment: every sampler returns the same samples.
 _SAME_RESULT = re.compile(
-    r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|sync|eval\.n_workers"
-    r"|sampler(\.(?!batch_|decorrelation_).*)?"
+    r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|sync|eval\.n_workers|log_level|loggers"
+    r"|record.*|sampler(\.(?!batch_|decorrelation_).*)?"
 )
 
 
@@ -151,13 +151,18 @@ def _problem(run: RunData) -> str:
 
 def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Runs grouped by config without the seed; runs of different configs must not be averaged."""
-    keys = dict.fromkeys(key for run in runs for key in run.config if not _SAME_RESULT.fullmatch(key))
-    texts = [{key: json.dumps(run.config.get(key)).strip('"') for key in keys} for run in runs]
-    differing = [key for key in keys if len({text[key] for text in texts}) > 1]
+    differing = differences([run.config for run in runs])
     groups: dict[str, list[RunData]] = {}
-    for run, text in zip(runs, texts, strict=True):
-        groups.setdefault(" ".join(f"{key}={text[key]}" for key in differing), []).append(run)
+    for n, run in enumerate(runs):
+        groups.setdefault(" ".join(f"{key}={texts[n]}" for key, texts in differing.items()), []).append(run)
     return groups
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The keys in which the configs of one experiment may not differ but do, each with its value in every config."""
+    keys = dict.fromkeys(key for config in configs for key in config if not _SAME_RESULT.fullmatch(key))
+    texts = {key: [json.dumps(config.get(key)).strip('"') for config in configs] for key in keys}
+    return {key: values for key, values in texts.items() if len(set(values)) > 1}
 
 
 def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
@@ -196,7 +201,7 @@ def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center
 
 def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
     if x_column not in run.columns:
-        raise PlotError(f"{run.directory} has no {x_column!r} in its progress.csv")
+        raise PlotError(f"{run.directory} has no column {x_column!r}")
     x, values = run.columns[x_column], run.columns[y]
     usable = np.isfinite(x) & np.isfinite(values)
     x, first = np.unique(x[usable], return_index=True)

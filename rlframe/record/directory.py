@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
@@ -126,8 +127,21 @@ def session() -> dict[str, Any]:
         "started": datetime.now().astimezone().isoformat(timespec="microseconds"),
         "versions": {"python": platform.python_version(), "rlframe": __version__, **_versions()},
         "git": _git(),
-        "host": {"name": socket.gethostname(), "os": platform.platform(), "cpu_count": os.cpu_count()},
+        "host": {
+            "name": socket.gethostname(),
+            "os": platform.platform(),
+            "cpu": _cpu_name(),
+            "cpu_count": os.cpu_count(),
+        },
     }
+
+
+@functools.cache
+def _cpu_name() -> str:
+    """As Linux names it; elsewhere what Python knows, which may be empty."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    found = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
 
 
 @functools.cache

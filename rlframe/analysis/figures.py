@@ -1,0 +1,33 @@
+"""What all figures share: an empty one, its file, colours, and units of time."""
+
+from pathlib import Path
+from typing import Any
+
+from rlframe.analysis.curves import PlotError
+from rlframe.core.files import clear_output
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
+
+
+def new_figure(width: float = 7.5, height: float = 4.6) -> Any:
+    """A figure of this many inches; raises PlotError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # an optional extra
+    except ImportError:
+        raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
+    return Figure(figsize=(width, height), dpi=150, layout="tight")
+
+
+def save_figure(figure: Any, out: Path) -> None:
+    """Write the image file; raises PlotError if that fails."""
+    try:
+        clear_output(out)
+        figure.savefig(out)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"cannot write {out}: {error}") from None
+
+
+def time_scale(longest_s: float) -> tuple[float, str]:
+    """The seconds of the unit for an axis of wall time, and the label of the axis."""
+    scale, unit = (3600.0, "h") if longest_s > 7200 else (60.0, "min") if longest_s > 180 else (1.0, "s")
+    return scale, f"wall time ({unit})"

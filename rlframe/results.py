@@ -1,0 +1,130 @@
+"""python -m rlframe.results VERB ...: keep the learning curves of all seeds in small files, and make tables of them."""
+
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlframe.analysis.comparison_figure import fill_figure
+from rlframe.analysis.figures import new_figure, save_figure
+from rlframe.analysis.results import add_runs, spell_seeds
+from rlframe.analysis.tables import aggregates_table, compare, improvements_table, results_table
+from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError, pluralize, printable
+from rlframe.core.files import prepare_output
+
+USAGE = """\
+usage: python -m rlframe.results VERB ... [key=value ...]
+
+  add DIR... out=FILE.csv             add the seeds of run directories, or of a study's, to a result file
+  table FILE.csv...                   the returns of each file: mean and IQM over the seeds at the end
+  compare NAME=FILE.csv,FILE.csv...   algorithms over tasks: mean, median, IQM, optimality gap, and for each pair the
+                                      probability of improvement; the files in the same order of tasks
+
+A result file has every evaluation of every seed of one configuration, in columns named as in progress.csv. Beside it,
+FILE.json has the configuration, and for each seed the command, the versions, the machine and the day. Runs that differ
+in more than the seed are refused; a seed that is there already must have the same numbers.
+Tables are Markdown; [a, b] is a 95 % interval (stratified percentile bootstrap over the seeds). The end is the last
+evaluation, not the best. `rlframe plot FILE.csv...` draws the curves.
+
+of add:
+  out=FILE.csv             the file, made if it is new
+  columns=a,b              metrics to keep besides env_steps, updates and time/elapsed_s; by default the mean returns
+                           of evaluations, or of training episodes if there was no evaluation
+  note=TEXT                circumstances, such as other work on the machine
+  partial=true             accept runs that have not reached their end
+of table and compare:
+  metric=eval/return_mean  the column
+  at=50k,100k              env_steps (updates, of runs from data) at which to compare; table adds them to the end
+of table:
+  bound=475 within=100k    how many seeds reach a return, and when
+of compare:
+  low=0,-20 high=1000,20   the returns that score 0 and 1, for each task or for all; one task needs none
+  out=FIGURE.png           draw performance profiles, and the IQM of the scores by env_steps and by wall time
+"""
+_MULTIPLES = {"k": 1e3, "M": 1e6}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    if not argv or {"--help", "-h", "help"} & set(argv):
+        print(USAGE)
+        return 0 if argv else 2
+    return run_command(_run, list(argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    verb, *others = argv
+    if verb not in _VERBS:
+        raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
+    paths = [word for word in others if "=" not in word or Path(word).exists()]
+    _VERBS[verb](list(map(Path, paths)), KeyValues(word for word in others if word not in paths))
+    return 0
+
+
+def _add(dirs: Sequence[Path], words: KeyValues) -> None:
+    out, columns, note = words.text("out"), words.text("columns"), words.text("note")
+    partial = words.flag("partial")
+    words.check_unknown(("out", "columns", "note", "partial"))
+    if not dirs or not out.endswith(".csv"):
+        raise ConfigError(f"name run directories and a file, DIR... out=FILE.csv: {len(dirs)} directories, out={out!r}")
+    results = add_runs(dirs, Path(out), columns.split(",") if columns else (), note, partial)
+    seeds = f"{pluralize(len(results.rows), 'seed')} ({spell_seeds(list(results.rows))})"
+    print(printable(f"{results.path}: {seeds} of {results.command()}"))
+
+
+def _table(files: Sequence[Path], words: KeyValues) -> None:
+    metric, marks = words.text("metric", "eval/return_mean"), _numbers(words, "at")
+    bound, within = _numbers(words, "bound"), _numbers(words, "within")
+    words.check_unknown(("metric", "at", "bound", "within"))
+    if not files or max(len(bound), len(within)) > 1:
+        raise ConfigError("name result files, FILE.csv..., and at most one bound= and one within=")
+    print(_printable(results_table(files, metric, marks, *(bound or [math.nan]), *(within or [math.inf]))))
+
+
+def _compare(files: Sequence[Path], words: KeyValues) -> None:
+    metric, marks, out = words.text("metric", "eval/return_mean"), _numbers(words, "at"), words.text("out")
+    low, high = _numbers(words, "low"), _numbers(words, "high")
+    named = {name: list(map(Path, text.split(","))) for name, text in words.remaining.items() if text.endswith(".csv")}
+    words.remaining = {name: text for name, text in words.remaining.items() if name not in named}
+    words.check_unknown(("metric", "at", "low", "high", "out", "NAME=FILE.csv"))
+    if files or not named or len(marks) > 1:
+        raise ConfigError("name the files of each algorithm, NAME=FILE.csv,FILE.csv..., and at most one at=")
+    if out:
+        prepare_output(Path(out), "out")
+    step = marks[0] if marks else math.nan
+    comparison = compare(named, metric, low, high)
+    print(_printable(aggregates_table(comparison, step)))
+    if len(named) > 1:
+        print("\n" + _printable(improvements_table(comparison, step)))
+    if out:
+        figure = new_figure(13.0, 3.8)
+        fill_figure(figure, comparison, step)
+        save_figure(figure, Path(out))
+        print(f"\n{printable(out)}")
+
+
+def _printable(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _numbers(words: KeyValues, key: str) -> list[float]:
+    """The numbers of a key, separated by commas: 500, 50k, 1.5M."""
+    text = words.text(key)
+    try:
+        return [float(part.rstrip("kM")) * _MULTIPLES.get(part[-1:], 1.0) for part in text.split(",") if text]
+    except ValueError:
+        raise ConfigError(f"{key}={text!r} must be numbers, such as 500 or 50k,1.5M") from None
+
+
+_VERBS = {"add": _add, "table": _table, "compare": _compare}
+
+
+if __name__ == "__main__":
+    exit_with(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""Result files: what is added from run directories is kept, and what does not belong together is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe import plot
+from rlframe.analysis.results import Results, add_runs, claim, read_results, read_seeds, short, spell_seeds
+from rlframe.core.errors import ConfigError
+from rlframe.results import main
+
+HEADER = "env_steps,updates,time/elapsed_s,algo/kl,eval/return_mean,episode/return_mean"
+
+
+def run_dir(folder: Path, seed: int, returns: tuple[float, ...], ended: str = "completed", **config: Any) -> Path:
+    """A run directory with an evaluation every 1,000 env_steps, and a row without one after each."""
+    folder.mkdir(parents=True)
+    rows = [f"{1000 * n},{10 * n},{1.26 * n},0.1,{x},\n{1000 * n + 500},,,0.1,,7" for n, x in enumerate(returns)]
+    (folder / "progress.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    params = {
+        "config": {"env": "CartPole-v1", "algo.clip": 0.2, "seed": seed, "log_dir": str(folder), **config},
+        "command_line": ["rlframe/launch.py", "experiment=a/b", f"seed={seed}", "algo.clip=0.2", "log_dir=/tmp/x"],
+        "started": "2026-11-25T07:44:00+00:00",
+        "versions": {"torch": "2.13"},
+        "git": {"revision": "abc", "dirty": True},
+        "host": {"name": "secret", "cpu": "Xeon", "cpu_count": 2, "os": "Linux-6.1"},
+    }
+    (folder / "params.json").write_text(json.dumps(params))
+    (folder / "result.json").write_text(json.dumps({"ended": ended}))
+    return folder
+
+
+def test_a_file_has_the_evaluations_of_all_seeds_and_how_they_were_measured(tmp_path: Path) -> None:
+    run_dir(tmp_path / "study/run_0", 0, (9.0, 123.4567891, 500.0))
+    run_dir(tmp_path / "study/run_1", 1, (8.0, 400.0, 480.0))
+    later, out = run_dir(tmp_path / "later", 7, (1.0, 2.0, 3.0)), tmp_path / "results/a/b.csv"
+    assert main(["add", str(tmp_path / "study"), f"out={out}", "note=beside other work"]) == 0
+    assert main(["add", str(later), f"out={out}"]) == 0
+    assert out.read_text() == (
+        "seed,env_steps,updates,time/elapsed_s,eval/return_mean\n"
+        "0,0,0,0.0,9\n0,1000,10,1.3,123.457\n0,2000,20,2.5,500\n"
+        "1,0,0,0.0,8\n1,1000,10,1.3,400\n1,2000,20,2.5,480\n"
+        "7,0,0,0.0,1\n7,1000,10,1.3,2\n7,2000,20,2.5,3\n"
+    )
+    facts = json.loads(out.with_suffix(".json").read_text())
+    assert facts["config"] == {"env": "CartPole-v1", "algo.clip": 0.2}
+    first, second = facts["measured"]
+    assert first == {
+        "seeds": "0-1",
+        "date": "2026-11-25",
+        "command": "python -m rlframe.launch experiment=a/b algo.clip=0.2",
+        "versions": {"torch": "2.13"},
+        "revision": "abc and changes",
+        "machine": {"cpu": "Xeon", "cpu_count": 2, "os": "Linux"},
+        "ended": "completed",
+        "note": "beside other work",
+    }
+    assert (second["seeds"], second.get("note")) == ("7", None)
+
+
+def test_adding_the_same_runs_again_changes_nothing(tmp_path: Path) -> None:
+    run, out = run_dir(tmp_path / "run_0", 0, (1.0, 2.0)), tmp_path / "out.csv"
+    add_runs([run], out, (), "", False)
+    before = out.read_bytes(), out.with_suffix(".json").read_bytes()
+    add_runs([tmp_path], out, (), "another note", False)
+    assert (out.read_bytes(), out.with_suffix(".json").read_bytes()) == before
+
+
+def test_what_does_not_belong_together_is_refused_and_the_file_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    add_runs([run_dir(tmp_path / "first", 0, (1.0, 2.0))], out, (), "", False)
+    before = out.read_bytes()
+    wrong = {
+        "algo.clip is 0.2 and 0.1": run_dir(tmp_path / "clip", 1, (1.0, 2.0), **{"algo.clip": 0.1}),
+        "seed 0 of": run_dir(tmp_path / "other", 0, (1.0, 3.0)),
+        "has not reached its end (interrupted)": run_dir(tmp_path / "short", 2, (1.0,), ended="interrupted"),
+        "names no seed": run_dir(tmp_path / "seedless", None, (1.0,)),  # type: ignore[arg-type]
+    }
+    for message, run in wrong.items():
+        assert main(["add", str(run), f"out={out}"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert out.read_bytes() == before
+    add_runs([wrong["has not reached its end (interrupted)"]], out, (), "stopped by hand", True)
+    assert read_results(out).measured[-1]["ended"] == "interrupted"
+
+
+def test_a_resumed_run_is_of_the_settings_it_was_resumed_with(tmp_path: Path) -> None:
+    run = run_dir(tmp_path / "first", 0, (1.0, 2.0))
+    params = json.loads((run / "params.json").read_text()) | {"resumed": [{"changed": {"algo.clip": 0.3}}]}
+    (run / "params.json").write_text(json.dumps(params))
+    with pytest.raises(ConfigError, match=r"algo\.clip is 0\.3 and 0\.2"):
+        add_runs([run, run_dir(tmp_path / "second", 1, (1.0, 2.0))], tmp_path / "out.csv", (), "", False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("seed,updates\n0,1\n", "its first columns must be seed,env_steps"),
+        ("seed,env_steps,y\n0,1,much\n", "could not convert string to float: 'much'"),
+        ("seed,env_steps,y\n", "has no rows"),
+    ],
+)
+def test_a_damaged_file_is_named(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "out.csv").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_results(tmp_path / "out.csv")
+
+
+def of(rows: dict[int, list[tuple[float, float]]]) -> Results:
+    texts = {seed: [(str(x), str(y)) for x, y in points] for seed, points in rows.items()}
+    return Results(Path("x.csv"), ("env_steps", "score"), texts, {}, [])
+
+
+def test_a_claim_counts_the_seeds_that_reach_the_bound_in_time_and_says_when() -> None:
+    results = of(
+        {0: [(0, 0), (60_047, 475), (100_000, 3)], 1: [(0, 500), (70_008, 500)], 2: [(0, 0), (100_068, 474.9)]}
+    )
+    assert claim(results, "score", 475, 100_000) == "475 on 2 of 3 seeds, at 60k to 70k env_steps"
+    assert claim(results, "score", 475, 65_000) == "475 on 1 of 3 seeds, at 60k env_steps"
+    assert claim(results, "score", 474.9, 100_000) == "474.9 on 3 of 3 seeds, at 60k to 100k env_steps"
+    assert claim(results, "score", 501) == "501 on 0 of 3 seeds"
+    np.testing.assert_array_equal(results.final("score"), [3, 500, 474.9])
+    np.testing.assert_allclose(results.at("score", 100_000), [3, np.nan, 474.9 * 100_000 / 100_068])
+
+
+def test_an_evaluation_that_came_late_stands_where_it_belongs() -> None:
+    results = of({0: [(0, 0), (2_000, 8), (1_000, 5)]})
+    assert results.final("score") == [8]
+    assert results.at("score", 500) == [2.5]
+
+
+def test_steps_and_seeds_are_spelled_shortly() -> None:
+    assert [short(x) for x in (500, 1004, 7502, 9999, 21951, 704_000, 1_203_200)] == [
+        *("500", "1k", "7.5k", "10k", "22k", "704k", "1.2M")
+    ]
+    assert spell_seeds([20, 0, 1, 2, 22, 21, 5]) == "0-2, 5, 20-22"
+    assert read_seeds("0-2, 5, 20-22") == [0, 1, 2, 5, 20, 21, 22]
+
+
+def test_a_result_file_is_drawn_as_its_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    study, out = tmp_path / "study", tmp_path / "out.csv"
+    for seed in range(3):
+        run_dir(study / f"run_{seed}", seed, (9.0, 20.0 + seed, 50.0 - seed))
+    add_runs([study], out, (), "", False)
+    printed = []
+    for path in (study, out):
+        assert plot.main([str(path), "labels=ppo", "x=updates", f"out={tmp_path / 'x.png'}"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "ppo: eval/return_mean 49.0 [48.0, 50.0] at updates 20, 3 seeds" in printed[0]
