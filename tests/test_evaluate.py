@@ -15,7 +15,7 @@ from rlframe.envs import EnvConfig
 from rlframe.evaluate import main
 from rlframe.evaluation.film import FilmConfig, film, frames
 
-SMALL = ["sampler=serial", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2"]
+SMALL = ["sampler=serial", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2", "algo.epochs=2"]
 SMALL += ["runner.n_steps=256", "runner.log_interval_steps=128", "eval.n_episodes=2", "eval.n_envs=2"]
 LINE = re.compile(r"Episode #\d+: return: -?\d+\.\d length: \d+ (terminated|truncated)")
 
@@ -64,8 +64,15 @@ def test_every_episode_is_a_video_file(run, tmp_path):
     assert all(film.stat().st_size > 1000 for film in films)
 
 
-@pytest.mark.parametrize("words", [["env=CartPole-v1"], ["env=Pendulum-v1", "env.max_episode_steps=20"]], ids=str)
-@pytest.mark.parametrize("explore", ["true", "false"])
+@pytest.mark.parametrize(
+    ("words", "explore"),
+    [
+        (["env=CartPole-v1"], "true"),
+        (["env=Pendulum-v1", "env.max_episode_steps=20"], "false"),
+        pytest.param(["env=CartPole-v1"], "false", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_the_evaluation_at_a_snapshot_is_replayed_exactly(words, explore, tmp_path, capsys):
     settings = ["seed=3", f"eval.explore={explore}", "snapshot_mode=all", "model.memory=lstm", "eval.n_workers=0"]
     assert launch.main([f"log_dir={tmp_path}", *SMALL, *words, *settings]) == 0

@@ -9,7 +9,8 @@ import pytest
 
 from rlframe import launch
 
-SMALL = ["env=CartPole-v1", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2", "eval.n_envs=2"]
+SMALL = ["env=CartPole-v1", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2", "algo.epochs=2"]
+SMALL += ["eval.n_envs=2"]
 SMALL += ["eval.n_episodes=2", "runner.log_interval_steps=64", "runner.n_steps=128", "sampler=serial"]
 OF_TIME = ("time/", "memory/", "system/")
 

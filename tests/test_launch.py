@@ -23,7 +23,7 @@ from tests.variants import variants
 
 SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
 SMALL += ["eval.n_episodes=2", "eval.n_envs=2"]
-MINIBATCHES = {"ppo": ["algo.minibatches=2"], "a2c": [], "pg": []}
+MINIBATCHES = {"ppo": ["algo.minibatches=2", "algo.epochs=2"], "a2c": [], "pg": []}
 
 
 def launch(log_dir: Path, *words: str) -> int:

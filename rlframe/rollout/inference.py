@@ -250,14 +250,14 @@ class CpuInference:
 
 
 def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> AgentOutputs:
-    """Memory for an agent's outputs, with its initial state. Calls `agent.step` once to learn the shapes."""
+    """Memory for an agent's outputs, with its initial state. Calls `agent.step` on one row to learn the shapes."""
     device = next(agent.parameters()).device
-    row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0].torch().to(device)
-    state = agent.initial_state(env_ids)
-    noise = map_tree(torch.from_numpy, zeros_like(agent.noise(np.random.default_rng(0), ()), (rows.B,)))
-    step = agent.step(row, map_tree(lambda x: x.to(device), state), map_tree(lambda x: x.to(device), noise))
-    initial = map_tree(lambda x: np.array(as_numpy(x)), state)
-    info = map_tree(lambda x: np.zeros((rows.T, *x.shape), as_numpy(x).dtype), step.info)
+    row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0, :1].torch().to(device)
+    state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids[:1]))
+    noise = map_tree(torch.from_numpy, zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))
+    step = agent.step(row, state, map_tree(lambda x: x.to(device), noise))
+    initial = map_tree(lambda x: np.array(as_numpy(x)), agent.initial_state(env_ids))
+    info = map_tree(lambda x: np.zeros((rows.T, rows.B, *x.shape[1:]), as_numpy(x).dtype), step.info)
     return AgentOutputs(info, map_tree(np.copy, initial), initial)
 
 

@@ -81,6 +81,7 @@ def is_that_of(run: Path, path: Path) -> bool:
     return sorted(returns(path)) == sorted(logged) and len(logged) > 5
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_snapshot_overwrites_its_own_dataset_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,9 +19,10 @@ from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
 from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
 from tests.tables import read_csv
+from tests.variants import variants
 
-CASE = "env=CartPole-v1 algo=ppo sampler=serial sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] "
-CASE += "runner.n_steps=480 runner.log_interval_steps=120 eval.n_episodes=2 eval.n_envs=2 eval.n_workers=0"
+CASE = "env=CartPole-v1 algo=ppo algo.epochs=2 algo.minibatches=2 model.hidden=[8] sampler=serial sampler.batch_T=16 "
+CASE += "sampler.batch_B=4 runner.n_steps=480 runner.log_interval_steps=120 eval.n_episodes=2 eval.n_envs=2 eval.n_workers=0"
 HERE = "tests.evaluation.test_schedule"
 
 
@@ -56,7 +57,7 @@ def test_evaluation_has_an_interval_of_its_own(tmp_path: Path) -> None:
     assert set(last.items()) <= set(each.items()) <= set(scores(often).items()), "the same scores whatever the interval"
 
 
-@pytest.mark.parametrize("runner", [pytest.param("minibatch_rl_eval", marks=pytest.mark.slow), "async_rl", "sync_rl"])
+@pytest.mark.parametrize("runner", variants(("minibatch_rl_eval", "async_rl", "sync_rl"), ("async_rl",)))
 def test_scores_of_another_process_are_those_of_this_one(runner: str, tmp_path: Path) -> None:
     changed = [f"runner={runner}", *(["runner.sampler_waits=true"] if runner == "async_rl" else [])]
     run = trained(tmp_path / "there", *changed, "eval.asynchronous=true")
@@ -152,7 +153,7 @@ def length_of_a_game(policy: Any, make_env: Any) -> dict[str, float]:
     return {"return_mean": n, "twice": 2 * n}
 
 
-@pytest.mark.parametrize("aside", ["false", "true"])
+@pytest.mark.parametrize("aside", variants(("false", "true"), ("true",)))
 def test_a_function_of_the_users_evaluates(aside: str, tmp_path: Path) -> None:
     run = trained(tmp_path, f"eval.function={HERE}:length_of_a_game", f"eval.asynchronous={aside}")
     found = [row for row in rows(run) if row["eval/return_mean"]]

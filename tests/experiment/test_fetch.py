@@ -27,7 +27,8 @@ from tests.record.filesystems import Fault, Store
 from tests.runners.resumed import assert_runs_equal, stop_at, words
 
 CASE = (
-    "algo=ppo env=CartPole-v1 model.hidden=[16] sampler=serial sampler.batch_T=16 sampler.batch_B=4 "
+    "algo=ppo algo.epochs=2 algo.minibatches=2 env=CartPole-v1 model.hidden=[16] sampler=serial sampler.batch_T=16 "
+    "sampler.batch_B=4 "
     "runner.log_interval_steps=64 runner.n_steps=256 eval.n_episodes=1 eval.n_envs=1 eval.n_workers=0 "
     "snapshot_mode=best"
 )

@@ -23,7 +23,7 @@ from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
 
 SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
-SMALL += ["runner.log_interval_steps=128", "eval.n_envs=2", "algo.minibatches=2"]
+SMALL += ["runner.log_interval_steps=128", "eval.n_envs=2", "algo.minibatches=2", "algo.epochs=2"]
 ENDLESS = [*(word for word in SMALL if not word.startswith("runner.")), "runner.n_steps=1e8"]
 PARALLEL = {"cpu": ["sampler=cpu", "sampler.n_workers=2"], "gpu": ["sampler=gpu", "sampler.n_workers=2"]}
 PARALLEL["alternating"] = [*PARALLEL["gpu"], "sampler.n_groups=2"]

@@ -23,7 +23,7 @@ from tests.tables import read_csv
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 2 * DEADLINE_S
 SMALL = ["env=CartPole-v1", "sampler=serial", "sampler.batch_T=16", "sampler.batch_B=4", "algo=ppo"]
-SMALL += ["algo.minibatches=2", "eval.n_envs=2", "eval.n_episodes=2", "affinity=none"]
+SMALL += ["algo.minibatches=2", "algo.epochs=2", "eval.n_envs=2", "eval.n_episodes=2", "affinity=none"]
 SHORT = [*SMALL, "runner.n_steps=512", "runner.log_interval_steps=128"]
 LONG = [*SMALL, "runner.n_steps=1e7", "runner.log_interval_steps=500"]
 STANDALONE = ["torchrun", "--standalone", "--nproc-per-node", "2"]

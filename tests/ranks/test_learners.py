@@ -19,7 +19,7 @@ from tests.tables import read_csv
 
 SMALL = ["env=CartPole-v1", "env_backend=python", "sampler=serial", "model.hidden=16", "affinity=none"]
 SMALL += ["sampler.batch_T=16", "runner.n_steps=768", "runner.log_interval_steps=256", "eval.n_episodes=2"]
-PPO = ["algo=ppo", "algo.minibatches=1", *SMALL]
+PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=2", *SMALL]
 DQN = [
     "algo=dqn",
     "algo.learning_starts=64",

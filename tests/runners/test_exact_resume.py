@@ -27,19 +27,11 @@ from tests.runners.resumed_cases import CARTPOLE, CASES, ON_POLICY, PPO, REPLAY,
 from tests.threads import claim_two_threads
 from tests.variants import variants
 
-SLOW = {  # others do more: test_modes.py, dqn_prefetched, and of models and options those that have state of their own
+SLOW = {  # others do more: test_modes.py, and of models and options those that have state of their own
     *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_in_torch", "ppo_distribution", "ppo_convolutions"),
     *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
-    *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league"),
-    *(
-        "a2c",
-        "pqn",
-        "dqn",
-        "ddpg",
-        "sac",
-        "r2d1",
-        "ppo_lstm",
-    ),  # dqn_initial_priorities, ddpg_target_noise, ... and other folders
+    *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league", "dqn_prefetched", "dqn_initial_priorities", "a2c", "pqn"),
+    *("dqn", "ddpg", "sac", "r2d1", "ppo_lstm", "ppo_transformer"),  # dqn_between_updates, ... and other folders
 }
 
 

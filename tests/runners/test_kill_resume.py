@@ -37,7 +37,7 @@ ON_POLICY, REPLAY = (
     "sampler.batch_T=4 sampler.batch_B=4 algo.learning_starts=100",
 )
 ALGOS = {
-    "ppo": f"algo=ppo model.hidden=[16] {ON_POLICY}",
+    "ppo": f"algo=ppo algo.epochs=2 algo.minibatches=2 model.hidden=[16] {ON_POLICY}",
     "ppo_lstm": f"algo=ppo algo.minibatches=4 model.memory=lstm model.memory_size=16 {ON_POLICY}",
     "dqn": f"algo=dqn algo.prioritized=true algo.batch_size=16 {REPLAY}",
     "r2d1": f"algo=r2d1 algo.batch_size=4 algo.burn_in=4 algo.learn_T=8 model.memory=lstm {REPLAY}",

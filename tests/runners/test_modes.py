@@ -39,7 +39,7 @@ def running(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x for name, x in state.items() if name.endswith("running_mean")}
 
 
-FAST = ("ppo", "dqn", "r2d1", "ddpg")
+FAST = ("ppo", "dqn", "ddpg")
 
 
 @pytest.mark.parametrize("case", variants(CASES, FAST))

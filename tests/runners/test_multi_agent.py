@@ -15,11 +15,11 @@ from tests.runners.resumed import assert_resumed_exactly
 
 SIZES = "sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1"
 TWO = (
-    f"env=tests.agents_envs:Crowd env_kwargs.kinds=2 algo=ppo algo.minibatches=1 {SIZES} "
+    f"env=tests.agents_envs:Crowd env_kwargs.kinds=2 algo=ppo algo.epochs=2 algo.minibatches=1 {SIZES} "
     f"agents.policies.even.algo.learning_rate=1e-2 agents.policies.odd.algo=dqn "
     f"agents.policies.odd.algo.learning_starts=50 agents.policies.odd.algo.batch_size=16"
 )
-IN_TURN = f"env=tests.agents_envs:Turns algo=ppo algo.minibatches=1 {SIZES}"
+IN_TURN = f"env=tests.agents_envs:Turns algo=ppo algo.epochs=2 algo.minibatches=1 {SIZES}"
 
 
 @pytest.mark.parametrize("case", [TWO, IN_TURN], ids=["two policies", "in turn"])

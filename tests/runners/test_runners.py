@@ -159,7 +159,7 @@ def test_a_runner_whose_clock_is_updates_counts_lengths_and_intervals_in_them(tm
 
 
 RUN = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial", "sampler.batch_T=16"]
-RUN += ["sampler.batch_B=4", "algo.minibatches=1", "affinity=none", "eval.n_envs=2"]
+RUN += ["sampler.batch_B=4", "algo.minibatches=1", "algo.epochs=2", "affinity=none", "eval.n_envs=2"]
 
 
 @pytest.mark.parametrize(

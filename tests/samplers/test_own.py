@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from rlframe import launch
+from rlframe.experiment import defaults
 from rlframe.experiment.trust import foreign
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, log, words
 
 RUN = (
-    "algo=ppo sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] algo.minibatches=2 eval.n_episodes=1 eval.n_envs=1 "
+    "algo=ppo sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] algo.minibatches=2 algo.epochs=2 eval.n_episodes=1 "
+    "eval.n_envs=1 "
     "runner.n_steps=240 runner.log_interval_steps=80"
 )
 
@@ -19,6 +21,7 @@ RUN = (
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The words that name the sampler of the docs, from a file of its own for each test."""
+    monkeypatch.setattr(defaults, "_seen", lambda pickled, here: False)  # its observations have no images
     file = saved_block("my_sampler", "guides/extend", tmp_path, monkeypatch)
     return f"sampler={file}:LineConfig env={file.stem}:Line"
 
