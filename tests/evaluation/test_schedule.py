@@ -22,7 +22,8 @@ from tests.tables import read_csv
 from tests.variants import variants
 
 CASE = "env=CartPole-v1 algo=ppo algo.epochs=2 algo.minibatches=2 model.hidden=[8] sampler=serial sampler.batch_T=16 "
-CASE += "sampler.batch_B=4 runner.n_steps=480 runner.log_interval_steps=120 eval.n_episodes=2 eval.n_envs=2 eval.n_workers=0"
+CASE += "sampler.batch_B=4 runner.n_steps=480 runner.log_interval_steps=120 "
+CASE += "eval.n_episodes=2 eval.n_envs=2 eval.n_workers=0"
 HERE = "tests.evaluation.test_schedule"
 
 
