@@ -23,7 +23,7 @@ import pytest
 from rlframe import evaluate, launch, plot
 from rlframe.envs import EnvConfig, atari, make_envs
 from rlframe.envs.make import fixed_backend
-from rlframe.experiment import tuning
+from rlframe.experiment import defaults, tuning
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
@@ -111,7 +111,8 @@ def test_python_blocks_run(document: Path, tmp_path: Path, run_dir: Path, monkey
     monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
     module = types.ModuleType(f"blocks_of_{document.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(auto, "TimingProcess", Untimed)
+    for module in (auto, defaults):
+        monkeypatch.setattr(module, "TimingProcess", Untimed)
     for number, block in enumerate(blocks(document, "python")):
         short = re.sub(r"\b(n_steps\W+)\d\d_000\b", r"\g<1>2_000", block)
         exec(compile(short, f"{document.name}, python block {number}", "exec"), vars(module))
@@ -129,7 +130,8 @@ def test_launch_commands_make_a_configuration(
     save_files(document, tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(auto, "policy_s", lambda agent, process, n: 1e-5)
-    monkeypatch.setattr(auto, "TimingProcess", Untimed)
+    for module in (auto, defaults):
+        monkeypatch.setattr(module, "TimingProcess", Untimed)
     monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     for words in commands(document, "rlframe.launch"):

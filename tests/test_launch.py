@@ -28,7 +28,8 @@ MINIBATCHES = {"ppo": ["algo.minibatches=2", "algo.epochs=2"], "a2c": [], "pg": 
 
 def launch(log_dir: Path, *words: str) -> int:
     serial = [] if any(word.startswith(("sampler=", "resume=")) for word in words) else ["sampler=serial"]  # no timing
-    return main([f"log_dir={log_dir}", *SMALL, *serial, *words])
+    is_ppo = not any(word.startswith(("algo", "experiment=", "resume=")) for word in words)
+    return main([f"log_dir={log_dir}", *SMALL, *serial, *(MINIBATCHES["ppo"] if is_ppo else []), *words])
 
 
 def rows(run: Path) -> list[dict[str, str]]:
