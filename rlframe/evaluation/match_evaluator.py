@@ -36,7 +36,7 @@ class MatchEvaluator(BaseEvaluator):
         self._names = [_short(name) for name in config.opponents]
         if len({*self._names}) < len(self._names):
             raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")
-        self._agent, self._table = agent, Table(env)
+        self._agent, self._table = agent, Table(env, config.max_length)
         self._player.check(self._table.observation_space, self._table.action_space)
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:

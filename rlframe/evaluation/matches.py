@@ -14,11 +14,11 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
-from rlframe.core.errors import ConfigError, PartError, printable, shortened
-from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap
+from rlframe.core.errors import ConfigError, PartError, printable, shortened, warn_once
+from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
 from rlframe.core.parts import find_attribute
 from rlframe.core.seeding import Role, generator, seed_int
-from rlframe.core.spaces import ACTION_MASK, action_decoder, mask_parts, random_action, random_allowed, zeros
+from rlframe.core.spaces import action_decoder, zeros
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig
@@ -71,18 +71,12 @@ class FunctionPlayer:
 
     def act(self, agent: str, row: Row, observation_space: Space, action_space: Space) -> Tree:
         if self._function is None:
-            return action_decoder(action_space)(_random(row[OBSERVATION], observation_space, action_space, self._rng))
+            action = random_actions(observation_space, action_space, row[OBSERVATION], [self._rng])
+            return action_decoder(action_space)(action)
         action = self._function(map_tree(lambda x: x[0], row[OBSERVATION]), action_space, self._rng)
         if not action_space.contains(action):
             raise PartError(f"player {self.name}: {action!r:.60} for agent {agent} is not in {action_space}")
         return map_tree(lambda x: np.asarray(x)[None], action)
-
-
-def _random(observation: Tree, observation_space: Space, action_space: Space, rng: np.random.Generator) -> Tree:
-    """A canonical action [1, ...] of those that are allowed."""
-    if parts := mask_parts(observation_space, action_space):
-        return random_allowed(action_space, parts, observation[ACTION_MASK], [rng])
-    return random_action(action_space, rng, 1)
 
 
 class PolicyPlayer:
@@ -172,20 +166,21 @@ class Pair:
 class Table:
     """An environment at which players meet. Closes with it."""
 
-    def __init__(self, env: EnvConfig) -> None:
-        """Raises:
-        ConfigError: it has a single agent.
+    def __init__(self, env: EnvConfig, max_length: int = 200_000) -> None:
+        """`max_length`: env steps after which a game is cut, and counts as it is then.
+
+        Raises:
+            ConfigError: it has a single agent.
         """
         env = replace(env, mode="eval")
         with closing(make_env(env)) as probe:
             several = _several(probe, str(env.id)).possible
-        names = PolicyMap(policies=several, global_state=env.policies.global_state)
+        seen = env.policies  # what agents see is what they saw in training
+        names = PolicyMap(policies=several, global_state=seen.global_state, agent_id=seen.agent_id)
         self._env = make_env(replace(env, policies=names))
-        self._inner = _several(self._env, str(env.id))
+        self._inner, self._max_length = _several(self._env, str(env.id)), max_length
         self.agents = self._inner.possible
-        observation_space, action_space = self._inner.observation_space, self._inner.action_space
-        assert isinstance(observation_space, JointSpace) and isinstance(action_space, JointSpace)
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space, self.action_space = joint((self._inner.observation_space, self._inner.action_space))
 
     def close(self) -> None:
         self._env.close()
@@ -216,13 +211,17 @@ class Table:
             player.start(generator(seed, Role.MATCH, game, k))
         rows, _ = self._env.reset(seed=seed_int(seed, Role.MATCH, game // 2))
         actions = {agent: zeros(space) for agent, space in self.action_space.spaces.items()}
-        done = False
-        while not done:
+        for _ in range(self._max_length):
             for agent in self._inner.acting():
                 own, space = self.observation_space.own[agent], self.action_space.own[agent]
                 actions[agent] = players[agent].act(agent, rows[agent], own, space)
             rows, _, terminated, truncated, _ = self._env.step(actions)
-            done = terminated or truncated
+            if terminated or truncated:
+                return self._inner.returns
+        warn_once(
+            f"a game ran {self._max_length:,} steps without an end: it counts as it is; set a time limit "
+            f"(env.max_episode_steps=...)"
+        )
         return self._inner.returns
 
 

@@ -51,6 +51,19 @@ def test_paper_beats_rock_from_every_seat_and_seats_alternate() -> None:
     assert [agent for name, agent in seats if name == PAPER] == ["left", "right", "right", "left"]
 
 
+def test_a_policy_that_sees_which_agent_it_is_plays_as_in_training(tmp_path: Path) -> None:
+    assert launch.main(words(f"{PPO} {ROUNDS} {ON_POLICY} agents.agent_id=true", tmp_path)) == 0
+    assert main([str(tmp_path / "run_0"), PAPER, "n_episodes=2", "trust=true"]) == 0
+
+
+def test_a_game_without_an_end_is_cut_with_a_warning_and_counts_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    config = EnvConfig("tests.envs.rock_paper_scissors:RockPaperScissors", {"rounds": 10**9}, policies=PolicyMap())
+    with closing(Table(config, max_length=5)) as table:
+        pair = table.play(FunctionPlayer(PAPER), FunctionPlayer(ROCK), n_games=2, seed=0)
+    assert (pair.won, pair.returns) == (2, (10.0, -10.0))
+    assert "ran 5 steps without an end: it counts as it is; set a time limit" in caplog.text
+
+
 def test_a_table_of_results_gives_ratings_of_all_players() -> None:
     pairs = [Pair("a", "b", won=3, drawn=0, lost=1), Pair("b", "c", won=2, drawn=4, lost=2)]
     found = ratings(pairs)
