@@ -85,10 +85,8 @@ class Config(ddpg.Config):
     ) -> MADDPG:
         """For n agents that share the network of `agent`, in batches of `joint_of` of this size."""
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs * n_agents)
-        critic, own_replay = (
-            self.make_joint_critic(agent, n_agents, seed),
-            joint_replay(self, agent, n_agents, batch_spec, seed),
-        )
+        critic = self.make_joint_critic(agent, n_agents, seed)
+        own_replay = joint_replay(self, agent, n_agents, batch_spec, seed)
         return MADDPG(agent, critic, own_replay, exploration, n_steps, self, seed)
 
 

@@ -64,7 +64,9 @@ class Config:
     n_step: int = count(1, "rewards a return sums before it bootstraps")
     batch_size: int = count(256, "rows an update, each of all agents")
     replay: ReplayConfig | str = replay()
-    replay_ratio: float = positive(32.0, "rows learned from for each row sampled: batch_size / env_steps an update")
+    replay_ratio: float = positive(
+        32.0, "rows of all agents together for each env_step: batch_size / env_steps an update"
+    )
     learning_starts: int = count(1_000, "env_steps before the first update", low=0)
     huber_delta: float = positive(float("inf"), "|TD error| above which the loss is linear; inf: squared")
     target_interval: int = count(200, "updates between moves of the target networks")
@@ -98,11 +100,8 @@ class Config:
     def make_joint(self, agent: QAgent, n_agents: int, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> QMIX:
         """For n agents that share the network of `agent`, in batches of `joint_of` of this size."""
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs * n_agents)
-        own_replay, mixer = (
-            joint_replay(self, agent, n_agents, batch_spec, seed),
-            self.make_mixer(agent, n_agents, seed),
-        )
-        return QMIX(agent, mixer, own_replay, exploration, n_steps, self, seed)
+        own_replay = joint_replay(self, agent, n_agents, batch_spec, seed)
+        return QMIX(agent, self.make_mixer(agent, n_agents, seed), own_replay, exploration, n_steps, self, seed)
 
 
 class Mixer(nn.Module, ABC):
