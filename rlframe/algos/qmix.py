@@ -64,9 +64,7 @@ class Config:
     n_step: int = count(1, "rewards a return sums before it bootstraps")
     batch_size: int = count(256, "rows an update, each of all agents")
     replay: ReplayConfig | str = replay()
-    replay_ratio: float = positive(
-        32.0, "rows of all agents together for each env_step: batch_size / env_steps an update"
-    )
+    replay_ratio: float = positive(32.0, "joint rows for each env_step: batch_size / env_steps an update")
     learning_starts: int = count(1_000, "env_steps before the first update", low=0)
     huber_delta: float = positive(float("inf"), "|TD error| above which the loss is linear; inf: squared")
     target_interval: int = count(200, "updates between moves of the target networks")
