@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlframe.analysis.intervals import N_RESAMPLES
 from rlframe.core.seeding import Role, generator
 
 Scores = Sequence[np.ndarray]
+N_RESAMPLES = 2_000
 
 
 def mean(scores: Scores) -> np.ndarray:
@@ -30,6 +30,9 @@ def iqm(scores: Scores) -> np.ndarray:
     runs = np.sort(np.concatenate(scores, axis=-1), axis=-1)
     cut = runs.shape[-1] // 4
     return np.asarray(runs[..., cut : runs.shape[-1] - cut].mean(axis=-1))
+
+
+CENTERS = {"mean": mean, "iqm": iqm}  # of the seeds of one experiment
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
@@ -53,9 +56,9 @@ def probability_of_improvement(x: Scores, y: Scores) -> np.ndarray:
 
 
 def interval(statistic: Callable[..., np.ndarray], *groups: Scores) -> tuple[np.ndarray, np.ndarray]:
-    """The 2.5 % and 97.5 % percentiles of a statistic of groups of scores, over stratified bootstrap resamples.
+    """The 2.5 % and 97.5 % percentiles of a statistic of groups of scores over bootstrap resamples (Efron 1979).
 
-    The seeds of every task of every group are resampled by themselves; the resamples are always the same.
+    They are stratified: seeds of every task of every group are resampled by themselves. They are always the same.
 
     Returns:
         low, high: of the statistic's shape.

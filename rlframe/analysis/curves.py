@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis import intervals
+from rlframe.analysis.aggregates import CENTERS, interval
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import iter_csv, read_json
@@ -195,8 +195,10 @@ def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center
             print(f"{experiment.label}: cut at {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
         grid = np.linspace(low, high, N_GRID)
         values = np.stack([np.interp(grid, x, y_values) for x, y_values in points])
-    low_band, high_band = intervals.bootstrap(values, center)
-    return LearningCurve(experiment.label, len(points), grid, intervals.center(values, center), low_band, high_band)
+    statistic, n_parts = CENTERS[center], max(1, values.size // 1_000)  # to bound memory
+    bands = [interval(statistic, [part]) for part in np.array_split(values.T, n_parts)]
+    low_band, high_band = np.concatenate(bands, axis=1)
+    return LearningCurve(experiment.label, len(points), grid, statistic([values.T]), low_band, high_band)
 
 
 def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:

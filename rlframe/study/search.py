@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.analysis.aggregates import iqm
 from rlframe.analysis.curves import read_run
-from rlframe.analysis.intervals import center
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
@@ -305,7 +305,7 @@ class Search(MoreRuns):
         if setting in self._reasons:
             self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         elif np.isfinite(values).all():
-            self._study.tell(trial, float(center(values[:, None], "iqm")[0]))
+            self._study.tell(trial, float(iqm([values])))
         else:
             return
         del self._trials[setting]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.analysis.aggregates import interval, mean
 from rlframe.analysis.curves import RunData, read_run
-from rlframe.analysis.intervals import bootstrap
 from rlframe.core.errors import pluralize
 from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.plan import PlannedRun, varied
@@ -235,8 +235,8 @@ class SettingResult:
         """95 % bootstrap interval of the mean over seeds; nan with fewer than two."""
         if len(self.scores) < 2:
             return math.nan, math.nan
-        low, high = bootstrap(np.array(self.scores)[:, None])
-        return float(low[0]), float(high[0])
+        low, high = interval(mean, [np.array(self.scores)])
+        return float(low), float(high)
 
 
 def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> list[SettingResult]:

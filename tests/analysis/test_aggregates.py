@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rlframe.analysis import intervals
 from rlframe.analysis.aggregates import (
     interval,
     iqm,
@@ -75,10 +74,3 @@ def test_tasks_may_have_different_numbers_of_seeds_and_weigh_alike() -> None:
     assert optimality_gap(scores) == 0.25
     np.testing.assert_array_equal(profile(scores, np.array([0.5, 1.5])), [0.75, 0.5])
     np.testing.assert_array_equal(interval(mean, scores), [1.0, 1.5])  # each with probability 1/4
-
-
-def test_of_one_task_they_are_the_statistics_of_a_learning_curve() -> None:
-    task = X[0]
-    for statistic, kind in ((mean, "mean"), (iqm, "iqm")):
-        assert statistic([task]) == intervals.center(task[:, None], kind)[0]
-        np.testing.assert_allclose(interval(statistic, [task]), np.ravel(intervals.bootstrap(task[:, None], kind)))
