@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
-from rlframe.models.base import CriticConfig, ModelConfig
+from rlframe.models.base import LEAST_LOG_STD, CriticConfig, ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
@@ -145,5 +145,6 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
             f"DDPG, TD3, SAC, CQL and IQL have critics of their own, which see single observations; set "
             f"{' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
         )
-    plain = chz.replace(config, hidden=(), norm_after=False, norm_input=False, unit_rows=False, critic=CriticConfig())
+    of_layers = {"hidden": (), "norm_after": False, "norm_input": False, "unit_rows": False, "critic": CriticConfig()}
+    plain = chz.replace(config, **of_layers, least_log_std=LEAST_LOG_STD, log_std_bound="clip")
     return make_encoder(observation_space, plain)

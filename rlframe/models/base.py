@@ -19,6 +19,7 @@ from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
+LEAST_LOG_STD = -20.0  # the code of Haarnoja et al. 2018
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
@@ -149,6 +150,11 @@ class ModelConfig:
         0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-20.0, high=10.0
     )
 
+    least_log_std: float = number(
+        LEAST_LOG_STD, "least log standard deviation of sac's policy; the largest is 2", low=-20.0, high=1.0
+    )
+    log_std_bound: str = choice("clip", ("clip", "tanh"), "what keeps it in that range")
+
     def of_critic(self) -> ModelConfig:
         """This config with what critics, or the network of the state's value, have of their own."""
         own = self.critic
@@ -165,12 +171,14 @@ class ModelConfig:
 
     def check_plain_layers(self) -> None:
         """Raise ConfigError if layers have something that only those of actors and their critics support."""
-        given = {name: getattr(self, name) for name in ("norm_after", "norm_input", "unit_rows")}
-        given["critic.dropout"] = self.critic.dropout
-        for name, is_given in given.items():
-            if is_given:
+        default = ModelConfig()
+        names = ("norm_after", "norm_input", "unit_rows", "least_log_std", "log_std_bound")
+        given = {name: (getattr(self, name), getattr(default, name)) for name in names}
+        given["critic.dropout"] = self.critic.dropout, 0.0
+        for name, (value, usual) in given.items():
+            if value != usual:
                 raise ConfigError(
-                    f"model.{name}={is_given} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc); "
+                    f"model.{name}={value} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc); "
                     f"leave it out"
                 )
 

@@ -69,13 +69,14 @@ def in_rows(tree: Tree, n: int) -> Tree:
     return tree if tree == () else map_tree(lambda x: x.reshape(n, *x.shape[-1:]), tree)
 
 
-def affine(weight: Tensor, bias: Tensor) -> Map:
-    """x weight^T + bias, as nn.Linear."""
-    w, b = as_numpy(weight).T, as_numpy(bias)
+def affine(weight: Tensor, bias: Tensor | None) -> Map:
+    """x weight^T + bias or 0, as nn.Linear."""
+    w, b = as_numpy(weight).T, None if bias is None else as_numpy(bias)
 
     def forward(x: Array) -> Array:
-        y = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # dot takes half the time for one block
-        y += b
+        y: Array = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # dot takes half the time for one block
+        if b is not None:
+            y += b
         return y
 
     return forward

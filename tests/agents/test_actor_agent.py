@@ -156,6 +156,28 @@ def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
     assert gradient[0, 1] == 0.0, "beyond the range nothing moves it"
 
 
+def test_tanh_brings_the_log_std_into_its_range_and_moves_it_everywhere() -> None:
+    """log σ = -10 + 12 (1 + tanh x) / 2, in learning, in acting and in NumPy."""
+    policy = SquashedGaussian(NUMBER, ModelConfig(least_log_std=-10.0, log_std_bound="tanh"))
+    noise, params = torch.ones(4, 1), torch.tensor([[0.1, 0.0], [0.1, 3.0]], requires_grad=True)
+    (action, log_prob), _ = policy.distribution.sample_with_next(params, params, noise)
+    plain = torch.tensor([[0.1, -4.0], [0.1, -10 + 6 * (1 + math.tanh(3.0))]])
+    (expected, expected_log_prob), _ = SquashedGaussian(NUMBER).distribution.sample_with_next(plain, plain, noise)
+    torch.testing.assert_close((action, log_prob), (expected, expected_log_prob))
+    torch.testing.assert_close(policy.sample(params, noise[:2], torch.zeros(2, 1), torch)[:, 0], action)
+    found = policy.sample(params.detach().numpy(), noise[:2].numpy(), np.zeros((2, 1)), np)
+    np.testing.assert_allclose(found[:, 0], action.detach(), rtol=1e-6)
+    (gradient,) = torch.autograd.grad(log_prob.sum(), params)
+    assert (gradient[:, 1] != 0.0).all()
+
+
+def test_the_bounds_of_the_log_std_are_for_the_policy_that_has_one() -> None:
+    with pytest.raises(ConfigError, match=r"model.log_std_bound=tanh is for Gaussian policies"):
+        agent_for(Deterministic, BOX, log_std_bound="tanh")
+    with pytest.raises(ConfigError, match=r"model.log_std_bound=tanh does not fit algo.explore=gsde; use clip"):
+        agent_for(SquashedGaussian, BOX, explore="gsde", log_std_bound="tanh")
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 @every_kind
 def test_acting_in_numpy_is_acting_in_torch(policy: Any, space: Space, n: int) -> None:

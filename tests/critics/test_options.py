@@ -139,6 +139,50 @@ def test_rows_of_actor_and_critics_are_units_after_each_step(module: Any) -> Non
     assert not torch.allclose(before[0], weights[0], atol=1e-2)
 
 
+@pytest.mark.parametrize("k", [0, 2])
+def test_no_bias_is_before_a_normalisation_over_the_batch_which_would_cancel_it(k: int) -> None:
+    """Its gradient would be mere rounding, of which Adam would make steps (XQC's layers have none either)."""
+    plain, after = (
+        Network([2, 3, 3, 1], "relu", norm="batch", k=k, options=LayerOptions(norm_after=x)) for x in (0, 1)
+    )
+    assert [linear.bias is None for linear in plain.linears] == [True, True, False]
+    assert not any(
+        linear.bias is None for linear in (*after.linears, *Network([2, 3, 1], "relu", norm="layer").linears)
+    )
+    x = X.expand(*[k] * bool(k), 3, 2)
+    hidden = [plain.norms[i] for i in (0, 1)]
+    y = hidden[1](hidden[0](x @ plain.linears[0].weight.mT).relu() @ plain.linears[1].weight.mT).relu()
+    close(plain(x), plain.linears[2](y))
+    with torch.no_grad():
+        if k:
+            close(plain.first(X), plain(x)[0])
+        else:
+            close(torch.from_numpy(numpy_inference.mlp(plain.layers)(X.numpy())), plain(X), 1e-5)
+
+
+def test_the_actors_statistics_move_at_each_update_and_its_parameters_with_their_counters_at_every_third() -> None:
+    """XQC: next actions are drawn with the running statistics, as in acting."""
+    algo = learner(sac, model={"hidden": (8,), "norm": "batch"}, policy_interval=3)
+    algo.replay = OneBatch(rows())
+    norm, actor = algo.agent.model.mlp.norms[0], algo.agent.model
+    moved = []
+    for _ in range(6):
+        mean, weight = norm.mean.clone(), norm.weight.clone()
+        algo.update()
+        moved.append((not torch.equal(norm.mean, mean), not torch.equal(norm.weight, weight)))
+    assert moved == [(True, False), (True, False), (True, True)] * 2
+    assert [float(each.optimizer.state_dict()["state"][0]["step"]) for each in optimizers(algo)] == [6.0, 2.0, 2.0]
+    x, y = torch.randn(5, 1), torch.randn(5, 1)
+    with torch.inference_mode():
+        acting = actor(y)
+    _, next_params = actor.params_with_next(x, y)
+    assert torch.equal(next_params, acting)
+
+
+def optimizers(algo: Any) -> list[Any]:
+    return [algo.critic_optimizer, algo.optimizer, algo.temperature_optimizer]
+
+
 def rows() -> Any:
     return transitions([0.5, -0.5, 0.1], [0.2, -0.7, 0.0], [-1.0, 3.0, 0.0], [0.9] * 3, [1.0, 2.0, 3.0])
 
