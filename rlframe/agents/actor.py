@@ -289,6 +289,8 @@ def make_actor_agent(
         if is_given and not stochastic:
             raise ConfigError(f"model.{given} is for Gaussian policies, and this one has none")
     check_features(part, config, bool(policy.size), action_space)
+    if config.blocks and part.kind() in ("gsde", "parameter_noise"):
+        raise ConfigError(f"model.blocks={config.blocks} does not fit algo.explore={part.kind()}; use other noise")
     if part.needs_features and config.log_std_bound == "tanh":
         raise ConfigError(f"model.log_std_bound=tanh does not fit algo.explore={part.kind()}; use clip")
 
@@ -298,10 +300,11 @@ def make_actor_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
         head = make_head if part.needs_features else None
-        model = Actor(observation_space, policy.param_size, config, action_space, head)
-    if stochastic and not part.needs_features:
+        parts = 2 if stochastic else 1  # mean and deviation
+        model = Actor(observation_space, policy.param_size, config, action_space, head, parts)
+    if stochastic and not part.needs_features and (bias := model.mlp.last.bias) is not None:
         with torch.no_grad():
-            model.mlp.layers.flat[-1][policy.size :] += config.log_std
+            bias.view(-1)[policy.size :] += config.log_std
     exploration = part.make_for(model, policy.size, seed)
     exploration.kind = part.kind()
     if exploration.changes and not policy.size:

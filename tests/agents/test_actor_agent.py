@@ -1,5 +1,6 @@
 """ActorAgent: greedy without noise, random in the warm-up, the same in NumPy; and what it refuses."""
 
+import dataclasses
 import math
 import pickle
 from typing import Any
@@ -190,6 +191,27 @@ def test_every_model_of_vectors_acts_in_numpy(activation: str, normalize: bool) 
     agent = agent_for(SquashedGaussian, BOX, MIXED, activation=activation, normalize_observation=normalize)
     agent.observe(inputs_for(MIXED, BOX, 4).torch().observation)
     check_numpy(agent, MIXED, 4)
+
+
+def test_held_samples_keep_their_noise_and_are_those_of_the_policy() -> None:
+    """tanh(μ + σ ε) with ε of the row that drew it, for its k steps or to the end of the episode."""
+    agent = agent_for(SquashedGaussian, BOX, explore="sample_hold")
+    inputs, state = inputs_for(VECTOR, BOX, 2).torch(), agent.initial_state(range(2))
+    noises, step = [agent.noise(np.random.default_rng(t), (2,)) for t in range(4)], agent.numpy_step(2)
+    assert step is not None
+    other = map_tree(np.array, map_tree(np.asarray, state))
+    held = [[0, 0], [0, 0], [0, 2], [3, 2]]  # whose noise each environment has: the second begins an episode at t = 2
+    for t, noise in enumerate(noises):
+        noise.explore.duration[:] = 3
+        row = dataclasses.replace(inputs, first=torch.tensor([t == 0, t in (0, 2)]))
+        taken = agent.step(row, state, map_tree(torch.from_numpy, noise))
+        params, drawn = agent.model(row.observation), [noises[s].explore.normal[i] for i, s in enumerate(held[t])]
+        expected = agent.policy.distribution.sample(params, torch.from_numpy(np.stack(drawn)))
+        torch.testing.assert_close(taken.action, expected)
+        of_numpy = step(map_tree(np.asarray, row), other, noise)
+        np.testing.assert_allclose(of_numpy.action, taken.action.detach(), atol=1e-6)
+        assert torch.isfinite(taken.info.log_prob).all()
+        state, other = taken.state, of_numpy.state
 
 
 def check_numpy(agent: ActorAgent, observation: Space, n: int) -> None:
