@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlframe.kernels.matmul import linear
 
+ALL = slice(None)
 Place = Mapping[str, Any]  # where the weight and the bias of a layer are, by these names: the parameters of a module
 Map = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Map] = {
@@ -228,10 +229,11 @@ class Layers:
         """The same in turn, without None."""
         return [x for pair in self.parameters for x in pair if x is not None]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
+    def __call__(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks; of these rows of n alone."""
         x = through(self.begin, x)
-        for (weight, bias), end in zip(self.parameters, self.ends, strict=True):
+        for i, ((weight, bias), end) in enumerate(zip(self.parameters, self.ends, strict=True), 1):
+            x = x[..., rows, :] if i == len(self.ends) and rows != ALL else x
             x = through(end, linear(x, weight, bias))
         return x
 
@@ -268,6 +270,10 @@ class Body(nn.Module, ABC):
     @abstractmethod
     def last(self) -> Linear:
         """The last layer."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        """The outputs of these rows; the others take part in the statistics of hidden layers alone."""
 
 
 class Network(Body):
@@ -319,8 +325,8 @@ class Network(Body):
         found: Any = self.linears[-1]
         return found
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    def forward(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        return self.layers(x, rows)
 
     def first(self, x: Tensor) -> Tensor:
         """Output [n, size] of the first of k networks, its parameters constant."""
