@@ -16,7 +16,7 @@ from rlframe.critics.values import Value
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig, averaged, with_modes
 from rlframe.models.encoders import Vector, feature_size, has_images
-from rlframe.models.network import ALL, Network, Units, batch_statistics, in_batch_statistics
+from rlframe.models.network import Network, Units, batch_statistics, in_batch_statistics
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries
 from rlframe.ops.q_learning import truncated
@@ -40,12 +40,11 @@ class ActionNetworks(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.network = make_body(feature_size(encoders[0]) + self.action.size, n_atoms, config, k, dropout)
 
-    def forward(self, observation: Tree, action: Tensor, rows: slice = ALL) -> Tensor:
-        """Values of (s, a) [k, rows, n_atoms], of these rows."""
+    def forward(self, observation: Tree, action: Tensor) -> Tensor:
+        """Values of (s, a) [k, rows, n_atoms]."""
         flat = self.action(action)
         inputs = [torch.cat([encoder(observation), flat], -1) for encoder in self.encoders]
-        stacked = torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(self.network.k, -1, -1)
-        return self.network(stacked, rows)
+        return self.network(torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(self.network.k, -1, -1))
 
     def first(self, observation: Tree, action: Tensor) -> Tensor:
         """Values [rows, n_atoms] of the first network; if it is of plain layers they are constant and alone."""
@@ -177,18 +176,12 @@ class Critic(nn.Module):
             return self(*now), self._of_chosen(next_values)
         n = len(leaves(now)[0])
         both = map_tree(lambda x, y: torch.cat([x, y]), now, following)
+        values = self(*both)
         if not self.has_target:
-            values = self(*both)
             return values[:, :n], self._of_chosen(values[:, n:].detach())
         with torch.no_grad(), in_batch_statistics(self.target):
-            next_values = self._of_rows(self.target, slice(n, None), *both)
-        return self._of_rows(self.networks, slice(n), *both), self._of_chosen(next_values)
-
-    def _of_rows(self, networks: nn.Module, rows: slice, observation: Tree, *action: Tensor) -> Tensor:
-        """Values of these rows; statistics are those of all."""
-        if isinstance(networks, ActionNetworks):
-            return self._values(networks(observation, *action, rows), *action)
-        return self._values(networks(observation, *action), *action)[:, rows]
+            next_values = self._values(self.target(*both), *both[1:])
+        return values[:, :n], self._of_chosen(next_values[:, n:])
 
     def _of_chosen(self, next_values: Tensor) -> Tensor:
         return next_values[self.chosen] if len(self.chosen) else next_values

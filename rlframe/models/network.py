@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rlframe.kernels.matmul import linear
 
-ALL = slice(None)
 Place = Mapping[str, Any]  # where the weight and the bias of a layer are, by these names: the parameters of a module
 Map = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Map] = {
@@ -229,11 +228,10 @@ class Layers:
         """The same in turn, without None."""
         return [x for pair in self.parameters for x in pair if x is not None]
 
-    def __call__(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks; of these rows of n alone."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
         x = through(self.begin, x)
-        for i, ((weight, bias), end) in enumerate(zip(self.parameters, self.ends, strict=True), 1):
-            x = x[..., rows, :] if i == len(self.ends) and rows != ALL else x
+        for (weight, bias), end in zip(self.parameters, self.ends, strict=True):
             x = through(end, linear(x, weight, bias))
         return x
 
@@ -270,10 +268,6 @@ class Body(nn.Module, ABC):
     @abstractmethod
     def last(self) -> Linear:
         """The last layer."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        """The outputs of these rows; the others take part in the statistics of hidden layers alone."""
 
 
 class Network(Body):
@@ -325,8 +319,8 @@ class Network(Body):
         found: Any = self.linears[-1]
         return found
 
-    def forward(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        return self.layers(x, rows)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
 
     def first(self, x: Tensor) -> Tensor:
         """Output [n, size] of the first of k networks, its parameters constant."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from rlframe.models.base import ModelConfig
 from rlframe.models.network import (
     ACTIVATIONS,
-    ALL,
     PLAIN,
     Body,
     LayerOptions,
@@ -88,11 +87,11 @@ class ResidualNetwork(Body):
         found: Any = self.linears[-1]
         return found
 
-    def forward(self, x: Tensor, rows: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
-        return self.head(x[..., rows, :])
+        return self.head(x)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -164,11 +163,10 @@ class SphereNetwork(Body):
     def last(self) -> Linear:
         return self.out
 
-    def forward(self, x: Tensor, rows: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = unit(self.embed(unit(torch.cat([x, x.new_full((*x.shape[:-1], 1), SHIFT)], -1))))
         for block in self.blocks:
             x = block(x)
-        x = x[..., rows, :]
         if self.parts == 1:
             return self.out(self.hidden(x))
         found = self.out(self.hidden(x.expand(self.parts, *x.shape)))
