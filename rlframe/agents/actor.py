@@ -24,10 +24,11 @@ from rlframe.distributions.categorical import gumbel
 from rlframe.exploration import ActionNoise, ExploreConfig, NetworkNoise, check_features, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
-from rlframe.models.base import with_modes
+from rlframe.models.base import LEAST_LOG_STD, with_modes
 from rlframe.models.views import FORBIDDEN
 
-LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
+_PLAIN = ModelConfig()
+MOST_LOG_STD = 2.0  # largest log standard deviation (the code of Haarnoja et al. 2018)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +103,11 @@ class Deterministic(ActorPolicy):
 class SquashedGaussian(ActorPolicy):
     """tanh of a normal with a state-dependent standard deviation (Haarnoja et al. 2018)."""
 
-    def __init__(self, action_space: Space) -> None:
+    def __init__(self, action_space: Space, model: ModelConfig = _PLAIN) -> None:
+        """`model`: bounds the log standard deviation."""
         self.shape = bounded_box(action_space).shape
-        self.distribution = TanhGaussian(self.shape, LOG_STD)
+        log_std = model.least_log_std, MOST_LOG_STD
+        self.distribution = TanhGaussian(self.shape, log_std, model.log_std_bound == "tanh")
         self.size, self.param_size = self.distribution.size, self.distribution.param_size
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
@@ -279,11 +282,17 @@ def make_actor_agent(
         f"log_std={config.log_std:g}": config.log_std,
         f"distribution={config.distribution}": config.distribution != "auto",
         "state_dependent_std=true": config.state_dependent_std,
+        f"least_log_std={config.least_log_std:g}": config.least_log_std != LEAST_LOG_STD,
+        "log_std_bound=tanh": config.log_std_bound == "tanh",
     }
     for given, is_given in of_gaussian.items():
         if is_given and not stochastic:
             raise ConfigError(f"model.{given} is for Gaussian policies, and this one has none")
     check_features(part, config, bool(policy.size), action_space)
+    if config.blocks and part.kind() in ("gsde", "parameter_noise"):
+        raise ConfigError(f"model.blocks={config.blocks} does not fit algo.explore={part.kind()}; use other noise")
+    if part.needs_features and config.log_std_bound == "tanh":
+        raise ConfigError(f"model.log_std_bound=tanh does not fit algo.explore={part.kind()}; use clip")
 
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
@@ -291,10 +300,11 @@ def make_actor_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
         head = make_head if part.needs_features else None
-        model = Actor(observation_space, policy.param_size, config, action_space, head)
-    if stochastic and not part.needs_features:
+        parts = 2 if stochastic else 1  # mean and deviation
+        model = Actor(observation_space, policy.param_size, config, action_space, head, parts)
+    if stochastic and not part.needs_features and (bias := model.mlp.last.bias) is not None:
         with torch.no_grad():
-            model.mlp.layers.flat[-1][policy.size :] += config.log_std
+            bias.view(-1)[policy.size :] += config.log_std
     exploration = part.make_for(model, policy.size, seed)
     exploration.kind = part.kind()
     if exploration.changes and not policy.size:

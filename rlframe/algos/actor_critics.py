@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import chz
+import torch
+from torch import nn
 
 from rlframe.agents import ActorAgent
 from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, random_until
 from rlframe.algos.running_deviation import ScaledReturns
-from rlframe.core.config import choice, count, option
+from rlframe.core.config import choice, count, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Critic, Ensemble, make_critic
@@ -33,6 +36,10 @@ class ActorCriticConfig(OffPolicyConfig):
         False, "rewards of an update are divided by the running deviation of the discounted return, as it is then"
     )
 
+    return_limit: float = positive(
+        math.inf, "of normalize_return: largest |discounted return| so far, once it is scaled; inf: any", infinite=True
+    )
+
     @chz.validate
     def _check_critics(self) -> None:
         c = self
@@ -45,6 +52,8 @@ class ActorCriticConfig(OffPolicyConfig):
             raise ConfigError(
                 f"algo.target_from=truncated is of quantiles, and algo.value={c.value}; add algo.value=quantile"
             )
+        if c.return_limit < math.inf and not c.normalize_return:
+            raise ConfigError(f"algo.return_limit={c.return_limit:g} is of algo.normalize_return=true; add it")
         if c.target_from == "truncated" and c.drop_atoms >= c.n_atoms:
             raise ConfigError(f"algo.drop_atoms={c.drop_atoms} must be below algo.n_atoms={c.n_atoms}")
 
@@ -70,6 +79,14 @@ class ActorCriticConfig(OffPolicyConfig):
         )
 
 
+class Temperature(nn.Module):
+    """A weight that is learned, as its logarithm."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(initial)))
+
+
 class ActorCritic(OffPolicy):
     """Base class of DDPG and SAC: acts at random at first, and learns from replay with scaled returns or not."""
 
@@ -86,7 +103,7 @@ class ActorCritic(OffPolicy):
     ) -> None:
         super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
         self.critic = critic.to(self.device)
-        self.scaled_returns = ScaledReturns(config.discount)
+        self.scaled_returns = ScaledReturns(config.discount, config.return_limit)
         if config.normalize_return:
             self.saved = (*self.saved, "scaled_returns")
 

@@ -45,7 +45,7 @@ class Config(EvolutionConfig):
         """As for all evolution strategies, but the last layer is 0: the paper starts from M = 0."""
         agent = super().make_agent(observation_space, action_space, model, seed)
         with torch.no_grad():
-            for parameter in agent.model.mlp.linears[-1].parameters():
+            for parameter in agent.model.mlp.last.parameters():
                 parameter.zero_()
         return agent
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, SquashedGaussian
 from rlframe.algos import sac
+from rlframe.algos.actor_critics import Temperature
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.sac import Losses, Pair, SoftValue, Temperature
+from rlframe.algos.sac import Losses, Pair, SoftValue
 from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled

@@ -47,7 +47,7 @@ from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig,
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import averaged
-from rlframe.models.network import frozen, unit_weights
+from rlframe.models.network import Units, frozen
 from rlframe.replay import Replay, Transitions
 
 
@@ -154,10 +154,9 @@ class DDPG(ActorCritic):
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         targets, online = critic.target_and_online()
         self.targets, self.online = averaged(self.target_actor) + targets, averaged(agent.model) + online
-        of_actor = unit_weights(agent.model)
-        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules, unit_weights=of_actor)
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules, units=Units.of(agent.model))
         self.critic_optimizer = make_optimizer_step(
-            critic.learned, self.schedules, "critic_learning_rate", critic.unit_weights
+            critic.learned, self.schedules, "critic_learning_rate", critic.units
         )
         self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))

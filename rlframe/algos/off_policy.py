@@ -14,7 +14,7 @@ from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, Progress, observed
 from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import AUTO, choice, count, fraction, number, positive
+from rlframe.core.config import AUTO, choice, count, fraction_or_auto, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.struct import Tree
@@ -47,7 +47,9 @@ class OffPolicyConfig:
 
     replay: ReplayConfig | str = replay()
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
-    discount: float = fraction(0.99, "gamma, per env step")
+    discount: float = fraction_or_auto(
+        0.99, "gamma, per env step; auto: (T/5 - 1) / (T/5) of episodes of at most T steps, within 0.95 and 0.995"
+    )
     n_step: int = count(1, "rewards a return sums before it bootstraps")
     target_interval_steps: int = interval_steps()
     value: str = choice("expected", KINDS, "what is learned of the return: its mean, its distribution, its quantiles")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from rlframe.core.config import key_of
 from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host, flushing_denormals, held, is_recording
-from rlframe.models.network import project_rows
+from rlframe.models.network import NO_UNITS, Units
 from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -48,14 +48,14 @@ class OptimizerStep:
         optimizer: Optimizer,
         schedules: Schedules,
         rate: str = "learning_rate",
-        unit_weights: Sequence[Tensor] = (),
+        units: Units = NO_UNITS,
     ) -> None:
         """Args:
         schedules: of a config with `max_grad_norm`, the global norm at which gradients are clipped (inf: never), and
             the learning rate `rate`.
-        unit_weights: parameters whose rows are brought back to length 1 after each step.
+        units: what is brought back to unit length after each step.
         """
-        self.unit_weights = list(unit_weights)
+        self.units = units
         self.optimizer, self.parameters, progress = optimizer, optimizer.parameters, schedules.progress
         self.rate_key = key_of(schedules.config, rate)
         progress.learned += self.parameters
@@ -124,7 +124,7 @@ class OptimizerStep:
                 clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
             with flushing_denormals() if self.optimizer.flushes else nullcontext():
                 self.optimizer.advance(self.rate)
-            project_rows(self.unit_weights)
+            self.units.project()
         else:
             wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
             self._skip(*numbers, self.progress.updates, batch, wrong)
@@ -146,7 +146,7 @@ class OptimizerStep:
         if self.clips:
             clip_gradient_on_device(gradients, norm, self._max_norm)
         self.optimizer.advance(self._rate, skipped)
-        project_rows(self.unit_weights, skipped)
+        self.units.project(skipped)
         if not self.is_captured:
             self.after_launch(batch)
         return norm
@@ -234,10 +234,10 @@ def make_optimizer_step(
     parameters: Iterable[nn.Parameter],
     schedules: Schedules,
     rate: str = "learning_rate",
-    unit_weights: Sequence[Tensor] = (),
+    units: Units = NO_UNITS,
 ) -> OptimizerStep:
     """A step of these parameters with the optimizer and the learning rate `rate` of the schedules' config."""
-    return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate, unit_weights)
+    return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate, units)
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ class RunningDeviation:
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
+        self.largest = torch.zeros((), dtype=torch.float64)  # |sum| so far
         self.sums: dict[int, Array] = {}  # [B] float64 of each stream, of its environments' newest rows
         self.statistics = RunningNorm(())  # of all sums
         self.statistics.variance.zero_()
@@ -42,6 +44,8 @@ class RunningDeviation:
         """Add the numbers [T, B] of a batch; with `over_ends`, sums go on from one episode to the next."""
         found, valid = self._discounted(x, samples, over_ends), samples.valid.to(x.device)
         self.statistics.to(x.device)
+        largest = current_ranks().stack(found.where(valid, 0.0).abs().amax())
+        self.largest = torch.stack([self.largest.to(x.device), *largest]).amax()
         n = valid.sum().clamp(min=1)
         mean = found.where(valid, 0.0).sum() / n
         variance = (found - mean).where(valid, 0.0).square().sum() / n
@@ -65,7 +69,7 @@ class RunningDeviation:
 
     def state_dict(self) -> dict[str, Any]:
         sums = {stream: as_numpy(each).copy() for stream, each in self.sums.items()}
-        return {"sums": sums, "statistics": self.statistics.state_dict()}
+        return {"sums": sums, "statistics": self.statistics.state_dict(), "largest": self.largest}
 
     def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str] = ()) -> None:
         """Continue from a saved state; from 0 in environments that were restarted for a reason, if they are given."""
@@ -74,17 +78,19 @@ class RunningDeviation:
         if len(self.sums) == 1 and reasons:
             self.sums = {stream: np.where(restarted, 0.0, each) for stream, each in self.sums.items()}
         self.statistics.load_state_dict(state["statistics"])
+        self.largest = state["largest"].clone()
 
 
 class ScaledReturns:
-    """Returns of replay divided by the deviation, now, of the discounted return: G / sqrt(Var + 1e-8).
+    """Returns of replay divided by the deviation, now, of the return G: r / max(sqrt(Var + 1e-8), max |G| / c).
 
     Rewards stay in replay as they are, so all are scaled alike, whenever they were received; an n-step return is
     divided once it is summed (XQC and SimbaV2, arXiv 2509.25174 and 2502.15280; no mean is subtracted).
     """
 
-    def __init__(self, discount: float) -> None:
-        self.deviation = RunningDeviation(discount)
+    def __init__(self, discount: float, limit: float = math.inf) -> None:
+        """`limit`: c, the largest scaled |G|; inf: any (XQC)."""
+        self.deviation, self.limit = RunningDeviation(discount), limit
 
     def receive(self, samples: Samples) -> None:
         """Learn from the rewards of a batch."""
@@ -92,7 +98,10 @@ class ScaledReturns:
 
     def __call__(self, batch: Transitions) -> Transitions:
         """The batch with scaled returns."""
-        deviation = self.deviation.value.to(batch.return_)
+        scale = self.deviation.value
+        if self.limit < math.inf:
+            scale = torch.maximum(scale, self.deviation.largest / self.limit)
+        deviation = scale.to(batch.return_)
         return replace(batch, return_=batch.return_ / deviation)
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,10 +21,10 @@ import chz
 import torch
 import torch.nn.functional as F
 from gymnasium import Space, spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
-from rlframe.algos.actor_critics import ActorCritic, ActorCriticConfig
+from rlframe.algos.actor_critics import ActorCritic, ActorCriticConfig, Temperature
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
@@ -39,9 +39,9 @@ from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
 from rlframe.critics import Critic, Ensemble
-from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
+from rlframe.exploration import NOISE_KINDS, SAMPLE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.network import frozen, unit_weights
+from rlframe.models.network import Units, frozen
 from rlframe.models.views import FORBIDDEN
 from rlframe.replay import Replay, Transitions
 
@@ -64,6 +64,7 @@ class Config(ActorCriticConfig):
     n_critics: int = count(2, "critics; targets and policy take the least of their values", high=10_000)
     policy_from: str = choice("least", ("least", "mean"), "of the critics' Q-values: what the policy ascends")
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
+    policy_first: bool = option(False, "the policy learns before the critics, and of s and s' as one batch")
     target_interval: int = count(1, "updates of the critics for each move of their targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
     action_prior: str = choice(
@@ -73,7 +74,7 @@ class Config(ActorCriticConfig):
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learning_starts: int = count(10_000, "env_steps before the first update", low=0)
     random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
-    explore: ExploreConfig | str = explore("stochastic", ("stochastic", *NOISE_KINDS, "gsde"), {"std": 0.1})
+    explore: ExploreConfig | str = explore("stochastic", (*SAMPLE_KINDS, *NOISE_KINDS), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
     target_entropy: Scheduled = scheduled(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
@@ -98,7 +99,7 @@ class Config(ActorCriticConfig):
             raise ConfigError(f"algo.value={self.value} is for Box actions, and these are Discrete; use expected")
         masked = bool(mask_parts(observation_space, action_space))
         model = model or default_model(self, observation_space)
-        policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
+        policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space, model)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
     def ensemble(self) -> Ensemble:
@@ -192,14 +193,6 @@ class Discrete(SoftValue):
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()
 
 
-class Temperature(nn.Module):
-    """α, the weight of the entropy, as its logarithm."""
-
-    def __init__(self, initial: float) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.tensor(math.log(initial)))
-
-
 class SAC(ActorCritic):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
 
@@ -227,17 +220,14 @@ class SAC(ActorCritic):
         """
         super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.soft_value, default_entropy = self._soft_value()
+        self.soft_value, self.default_entropy = self._soft_value()
         self.targets, self.online = critic.target_and_online()
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
-        self.default_entropy = default_entropy
         masked = isinstance(agent.policy, Choice) and agent.policy.masked
         self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_optimizer_step(
-                self.soft_value.parameters, self.schedules, "critic_learning_rate", critic.unit_weights
-            ),
-            make_optimizer_step(agent.parameters(), self.schedules, unit_weights=unit_weights(agent.model)),
+            make_optimizer_step(self.soft_value.parameters, self.schedules, "critic_learning_rate", critic.units),
+            make_optimizer_step(agent.parameters(), self.schedules, units=Units.of(agent.model)),
             make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
         self.learn = updates_of(self._learn, self.schedules, steps)
@@ -255,8 +245,8 @@ class SAC(ActorCritic):
     @property
     def target_entropy(self) -> Any:
         """What the temperature brings the entropy to, nats."""
-        is_default = self.config.target_entropy != self.config.target_entropy  # NaN
-        return self.default_entropy if is_default else self.now.target_entropy
+        given = self.now.target_entropy
+        return given if self.config.target_entropy == self.config.target_entropy else self.default_entropy  # NaN
 
     def _target_entropy(self, drawn: Any) -> Tensor | float:
         """In nats; with masks by default a fraction of the mean log of the number of actions allowed at s."""
@@ -279,21 +269,31 @@ class SAC(ActorCritic):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, inputs: tuple[Transitions, Tree], policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
-        """One step of the critics, then those of the policy with the temperature and the targets that are due."""
-        batch, noise = inputs
-        model, temperature = self.agent.model, self.temperature.log.detach().exp()
+        """One step of the critics, and those of the policy with the temperature and of the targets that are due."""
+        (batch, noise), first, model = inputs, self.config.policy_first, self.agent.model
         observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
-        drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations), noise)
+        found: dict[str, Tensor] = {}
+        if policy and first:
+            drawn, _ = self.soft_value.draw(*model.params_of_both(*observations), noise)
+            found = self._learn_policy(batch, observations[0], drawn)
+        with torch.set_grad_enabled(not first):  # the policy has learned: its statistics stay as they are
+            drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations), noise)
 
-        loss, found = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
+        temperature = self.temperature.log.detach().exp()
+        loss, of_critics = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)
-        if policy:
-            policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
-            self.optimizer.minimize(policy_loss, batch)
-            found |= {"policy_loss": policy_loss, "entropy": -log_prob}
-        if policy and self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up below the target
-            temperature_loss = self.temperature.log * (-log_prob.detach() - self._target_entropy(drawn))
-            self.temperature_optimizer.minimize(temperature_loss)
+        if policy and not first:
+            found = self._learn_policy(batch, observations[0], drawn)
         if targets:
             soft_update(self.targets, self.online, self.now.tau)
-        return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}
+        return {**{name: x.detach() for name, x in (of_critics | found).items()}, "temperature": temperature}
+
+    def _learn_policy(self, batch: Transitions, observation: Tree, drawn: Any) -> dict[str, Tensor]:
+        """One step of the policy, from what it drew at s, and one of the temperature."""
+        temperature = self.temperature.log.detach().exp()
+        loss, log_prob = self.soft_value.policy_loss(observation, drawn, temperature)
+        self.optimizer.minimize(loss, batch)
+        if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up below the target
+            temperature_loss = self.temperature.log * (-log_prob.detach() - self._target_entropy(drawn))
+            self.temperature_optimizer.minimize(temperature_loss)
+        return {"policy_loss": loss, "entropy": -log_prob}

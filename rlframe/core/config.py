@@ -44,7 +44,7 @@ def _count(text: str) -> int:
     return int(value)
 
 
-AUTO = -1  # value of a `count_or_auto` field that is `auto`
+AUTO = -1  # value of a field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
 _LARGEST_FLOAT = 3.4028234663852886e38  # of a number: tensors are float32
 _MAX_NAME = 200
@@ -145,9 +145,34 @@ def count_or_auto(doc: str, default: int = AUTO) -> Any:
     )
 
 
+def _number_or_auto(text: str) -> float:
+    if text == "auto":
+        return AUTO
+    try:
+        value = float(text)
+    except ValueError:
+        raise CastError(f"{text!r} is neither a number nor auto") from None
+    if value == AUTO:
+        raise CastError(f"{text} is no fraction; write auto")
+    return value
+
+
+def fraction_or_auto(default: float, doc: str) -> Any:
+    """A field for a number from 0 to 1 or `auto`, which is resolved with the experiment."""
+    in_range = within(0, 1)
+
+    def check(config: Any, name: str) -> None:
+        if getattr(config, name) != AUTO:
+            in_range(config, name)
+
+    return chz.field(
+        meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_number_or_auto, validator=check
+    )
+
+
 def accepts_auto(field: Any) -> bool:
-    """Whether a field of a chz class is a `count_or_auto`."""
-    return field._blueprint_cast is _count_or_auto
+    """Whether a field of a chz class takes `auto`."""
+    return field._blueprint_cast in (_count_or_auto, _number_or_auto)
 
 
 def option(default: Any, doc: str) -> Any:

@@ -16,7 +16,8 @@ from rlframe.critics.values import Value
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig, averaged, with_modes
 from rlframe.models.encoders import Vector, feature_size, has_images
-from rlframe.models.network import Network, batch_statistics, in_batch_statistics, unit_weights
+from rlframe.models.network import Network, Units, batch_statistics, in_batch_statistics
+from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries
 from rlframe.ops.q_learning import truncated
 
@@ -31,15 +32,13 @@ class ActionNetworks(nn.Module):
         self, observation_space: Space, action_space: Space, n_atoms: int, config: ModelConfig, k: int
     ) -> None:
         super().__init__()
-        config = config.of_critic()
+        dropout, config = config.critic.dropout, config.of_critic()
         self.action = Vector(action_space)
         # An encoder that only concatenates vectors has nothing to learn, so one serves all networks.
         separate = has_images(observation_space) or config.encoder not in ("auto", "mlp")
         encoders = [make_features(observation_space, config) for _ in range(k if separate else 1)]
         self.encoders = nn.ModuleList(encoders)
-        sizes = [feature_size(encoders[0]) + self.action.size, *config.hidden, n_atoms]
-        options = config.layer_options(config.critic.dropout)
-        self.network = Network(sizes, config.activation, norm=config.norm, k=k, options=options)
+        self.network = make_body(feature_size(encoders[0]) + self.action.size, n_atoms, config, k, dropout)
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Values of (s, a) [k, rows, n_atoms]."""
@@ -48,7 +47,9 @@ class ActionNetworks(nn.Module):
         return self.network(torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(self.network.k, -1, -1))
 
     def first(self, observation: Tree, action: Tensor) -> Tensor:
-        """Values [rows, n_atoms] of the first network, whose layers are constant; the others are not evaluated."""
+        """Values [rows, n_atoms] of the first network; if it is of plain layers they are constant and alone."""
+        if not isinstance(self.network, Network):
+            return self(observation, action)[0]
         return self.network.first(torch.cat([self.encoders[0](observation), self.action(action)], -1))
 
 
@@ -59,13 +60,12 @@ class ChoiceNetworks(nn.Module):
         self, observation_space: Space, action_space: Space, n_atoms: int, config: ModelConfig, k: int
     ) -> None:
         super().__init__()
-        config, self.n_atoms = config.of_critic(), n_atoms
+        dropout, config, self.n_atoms = config.critic.dropout, config.of_critic(), n_atoms
         self.view = View(observation_space, *mask_entries(observation_space, action_space))
         encoders = [make_features(self.view.space, config) for _ in range(k)]
         n_out = int(action_space.n) * n_atoms  # type: ignore[attr-defined]
-        sizes, options = (feature_size(encoders[0]), *config.hidden, n_out), config.layer_options(config.critic.dropout)
         self.networks = nn.ModuleList(
-            nn.Sequential(encoder, Network(sizes, config.activation, norm=config.norm, options=options))
+            nn.Sequential(encoder, make_body(feature_size(encoder), n_out, config, dropout=dropout))
             for encoder in encoders
         )
 
@@ -113,9 +113,9 @@ class Critic(nn.Module):
         return list(self.networks.parameters())
 
     @property
-    def unit_weights(self) -> list[Tensor]:
-        """The weights that are projected to rows of length 1 after each step of `networks`."""
-        return unit_weights(self.networks)
+    def units(self) -> Units:
+        """What is brought back to unit length after each step of `networks`."""
+        return Units.of(self.networks)
 
     def target_and_online(self) -> tuple[list[Tensor], list[Tensor]]:
         """Parameters and statistics of the target, and of the networks that it moves to; empty without a target."""

@@ -15,15 +15,13 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _MAX_ACTION = 1 - 1e-6  # larger |action| have no float32 pre-image under tanh
 
 
-def squashed_sample(params: Tensor, noise: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The tanh-squashed normal: (params [n, 2d], noise [n, d], low, high) to actions a [n, d] and log π(a) [n].
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The tanh-squashed normal: μ, log σ and noise ε [n, d] to actions a [n, d] and log π(a) [n].
 
-    `params` are μ and log σ side by side, log σ clamped to [low, high]; `noise` is standard normal and constant.
+    `noise` is standard normal and constant.
     u = μ + σ ε, a = tanh u, log π(a) = Σ -ε²/2 - log σ - log √(2π) - log(1 - a²), where log(1 - tanh² u) is computed as
     2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C).
     """
-    mean, log_std = params.chunk(2, -1)
-    log_std = log_std.clamp(low, high)
     raw = torch.addcmul(mean, log_std.exp(), noise)
     folded = F.softplus(-2 * raw) + raw  # log 2 - log(1 - a²) / 2
     density = (torch.addcmul(log_std, noise, noise, value=0.5) - 2 * folded).sum(-1)
@@ -71,9 +69,14 @@ class DiagonalGaussian(Distribution):
 class TanhGaussian(Distribution):
     """tanh of a diagonal Gaussian, in (-1, 1), for bounded Box actions (Haarnoja et al. 2018, appendix C)."""
 
-    def __init__(self, shape: tuple[int, ...], log_std: tuple[float, float] = (-math.inf, math.inf)) -> None:
-        """`log_std`: range that the log standard deviation is clamped to."""
-        self.shape, self.log_std = shape, log_std
+    def __init__(
+        self, shape: tuple[int, ...], log_std: tuple[float, float] = (-math.inf, math.inf), by_tanh: bool = False
+    ) -> None:
+        """Args:
+        log_std: range of the log standard deviation.
+        by_tanh: tanh brings what the network says into it, with a gradient everywhere; else it is clipped.
+        """
+        self.shape, self.log_std, self.by_tanh = shape, log_std, by_tanh
         self.gaussian = DiagonalGaussian((int(np.prod(shape)),))  # before squashing, flat
         self.size, self.param_size = self.gaussian.size, self.gaussian.param_size
 
@@ -94,9 +97,9 @@ class TanhGaussian(Distribution):
         Computed from the noise [2 n, d], standard normal, and so exact also where tanh saturates.
         """
         n = len(params)
-        action, log_prob = squashed_sample(params, noise[:n], *self.log_std)
+        action, log_prob = squashed_sample(*self._split(params), noise[:n])
         with torch.no_grad():
-            next_action, next_log_prob = squashed_sample(next_params, noise[n:], *self.log_std)
+            next_action, next_log_prob = squashed_sample(*self._split(next_params), noise[n:])
         return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
 
     def mode(self, params: Tensor) -> Tensor:
@@ -121,7 +124,11 @@ class TanhGaussian(Distribution):
 
     def _split(self, params: Any) -> tuple[Any, Any]:
         """Mean and log standard deviation [..., d]."""
-        return params[..., : self.size], params[..., self.size :].clip(*self.log_std)
+        mean, log_std, (low, high) = params[..., : self.size], params[..., self.size :], self.log_std
+        if not self.by_tanh:
+            return mean, log_std.clip(low, high)
+        tanh = np.tanh if isinstance(log_std, np.ndarray) else torch.tanh
+        return mean, low + (0.5 * (high - low)) * (1 + tanh(log_std))
 
 
 def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:

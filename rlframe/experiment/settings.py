@@ -16,6 +16,7 @@ from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_ke
 from rlframe.envs import EnvOptions
 from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.discounts import with_discounts
 from rlframe.experiment.objects import check_objects, long_key
 from rlframe.system.env_vars import text_of
 
@@ -196,7 +197,7 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None  # a new one, without the lines that chz notes on it
     check_objects(merged, known)
-    return made
+    return with_discounts(made)
 
 
 def _free_values(key: str, name: str | None, value: Any) -> Mapping[str, Any]:

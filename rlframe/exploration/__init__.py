@@ -24,6 +24,7 @@ from rlframe.exploration.base import (
 from rlframe.exploration.gsde import GsdeConfig
 from rlframe.exploration.parameter_noise import ParameterNoiseConfig
 from rlframe.exploration.q import BoltzmannConfig, EpsilonConfig, NoisyConfig
+from rlframe.exploration.sample_hold import SampleHoldConfig
 
 KINDS = {
     "boltzmann": BoltzmannConfig,
@@ -36,10 +37,12 @@ KINDS = {
     "ornstein_uhlenbeck": OrnsteinUhlenbeckConfig,
     "own": OwnExplorationConfig,
     "parameter_noise": ParameterNoiseConfig,
+    "sample_hold": SampleHoldConfig,
     "stochastic": StochasticConfig,
 }
 Q_KINDS = ("epsilon", "boltzmann", "noise_hold", "noisy", "none", "own")  # those that fit the DQN family
 NOISE_KINDS = ("gaussian", "ornstein_uhlenbeck", "noise_hold", "none", "own")  # DDPG, TD3 and, with Box actions, SAC
+SAMPLE_KINDS = ("stochastic", "sample_hold", "gsde")  # those that sample by the policy: SAC
 POLICY_KINDS = ("stochastic", "gsde", "none")  # the policy-gradient algorithms
 
 __all__ = [
@@ -47,6 +50,7 @@ __all__ = [
     "NOISE_KINDS",
     "POLICY_KINDS",
     "Q_KINDS",
+    "SAMPLE_KINDS",
     "ActionNoise",
     "BoltzmannConfig",
     "EpsilonConfig",
@@ -65,6 +69,7 @@ __all__ = [
     "OwnExplorationConfig",
     "ParameterNoiseConfig",
     "QExploration",
+    "SampleHoldConfig",
     "StochasticConfig",
     "check_features",
     "config_of",

@@ -154,6 +154,13 @@ class HeldNormal(Struct):
     normal: Array  # [B, size] float32
     duration: Array  # [B] int64, at least 1
 
+    def held_from(self, state: HoldState, inputs: AgentInputs, xp: Any) -> tuple[Array, Array]:
+        """The noise of the row [B, size], held or drawn, and the steps [B] for which it is held from then on."""
+        left = state.left * ~inputs.first
+        held = xp.where(left[:, None] > 0, state.held, self.normal)
+        left = xp.where(left > 0, left, self.duration) - 1
+        return held, left.clip(0, None)
+
 
 class HeldNoise(ActionNoise):
     """a + std ε,  ε ~ N(0, 1) kept for k steps, clipped to [-1, 1]."""
@@ -175,12 +182,10 @@ class HeldNoise(ActionNoise):
     def perturb(
         self, action: Array, inputs: AgentInputs, noise: HeldNormal, state: ExploreState, level: Array, xp: Any
     ) -> tuple[Array, ExploreState]:
-        left = state.own.left * ~inputs.first
-        held = xp.where(left[:, None] > 0, state.own.held, noise.normal)
-        left = xp.where(left > 0, left, noise.duration) - 1
+        held, left = noise.held_from(state.own, inputs, xp)
         std = self.level_of(level, state, xp)
         offset = (std[:, None] if self.graded else std) * held * (noise.duration[:, None] > 0)
-        return (action + offset).clip(-1, 1), ExploreState(state.env, HoldState(held, left.clip(0, None)))
+        return (action + offset).clip(-1, 1), ExploreState(state.env, HoldState(held, left))
 
 
 @chz.chz

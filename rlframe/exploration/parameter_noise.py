@@ -40,8 +40,9 @@ class Perturbation(nn.Module):
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
-        for i, parameter in enumerate(layers.flat):
-            self.register_buffer(f"noise_{i}", torch.zeros_like(parameter.detach()))
+        parameters = [x for pair in layers.parameters for x in pair]
+        for i, parameter in enumerate(parameters):
+            self.register_buffer(f"noise_{i}", None if parameter is None else torch.zeros_like(parameter.detach()))
 
     def resample(self, rng: np.random.Generator) -> None:
         """Draw new ξ."""
@@ -51,7 +52,7 @@ class Perturbation(nn.Module):
 
     def forward(self, layers: Layers, x: Tensor, scale: Tensor) -> Tensor:
         """Outputs [n, out] of the layers for rows x [n, in] with the scales [n, 1]; scale 0 is the clean network."""
-        noises = list(self.buffers())
+        noises: list[Any] = list(self._buffers.values())  # None where a layer has no bias
         x = through(layers.begin, x)
         parts = zip(layers.parameters, noises[::2], noises[1::2], layers.ends, strict=True)
         for (weight, bias), of_weight, of_bias, end in parts:
@@ -60,7 +61,7 @@ class Perturbation(nn.Module):
 
     def numpy_forward(self, layers: Layers) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for rows and scales in blocks, on views of all parameters."""
-        noises = list(self.buffers())
+        noises: list[Any] = list(self._buffers.values())  # None where a layer has no bias
         begin = maps_of(layers.begin)
         parts = [
             (affine(*pair), affine(of_weight, of_bias), maps_of(end))

@@ -60,17 +60,20 @@ _request_consistent_rows()
 _LINEAR = _find_onednn_linear()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [..., i] weight^T [i, o] + bias [o]; also for k networks at once: x [k, n, i], weight [k, o, i], bias [k, o].
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., i] weight^T [i, o] + bias [o] or 0; also for k networks: x [k, n, i], weight [k, o, i], bias [k, o].
 
     In inference mode it is F.linear itself, so that acting gives a row the same bits for any number of rows.
     """
     if in_bf16() and min(weight.shape[-2:]) >= _LEAST_SIDE:
-        return (x.bfloat16() @ weight.bfloat16().mT).float() + (bias if weight.dim() == 2 else bias.unsqueeze(1))
+        product = (x.bfloat16() @ weight.bfloat16().mT).float()
+        return product if bias is None else product + (bias if weight.dim() == 2 else bias.unsqueeze(1))
     if _use_onednn(x, weight):
         return _by_onednn(x, weight, bias)
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
+    if bias is None:
+        return x @ weight.mT
     if weight.shape[1] == 1:  # two thirds of the time
         return torch.baddbmm(bias.unsqueeze(1), weight, x.mT).mT
     return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
@@ -89,9 +92,10 @@ def _use_onednn(x: Tensor, weight: Tensor) -> bool:
     return n * i * o >= (_LEAST_IN_GRAPH if is_recording() else _LEAST) and min(n, i, o) >= _SHORT
 
 
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dim() == 3:
-        return torch.stack([_by_onednn(*each) for each in zip(x, weight, bias, strict=True)])
+        biases = [None] * len(weight) if bias is None else bias
+        return torch.stack([_by_onednn(*each) for each in zip(x, weight, biases, strict=True)])
     y: Tensor = _OneDnn.apply(x.reshape(-1, x.shape[-1]), weight, bias)
     return y.view(*x.shape[:-1], -1)
 
@@ -129,9 +133,9 @@ class _OneDnn(torch.autograd.Function):
     """y = x W^T + b;  dL/dx = g W, dL/dW = g^T x, dL/db = Σ g."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _onednn(x.contiguous(), weight.contiguous(), bias.contiguous())
+        return _onednn(x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, map_tree
 from rlframe.models import numpy_inference
-from rlframe.models.base import CriticConfig, ModelConfig
+from rlframe.models.base import OF_ACTORS, CriticConfig, ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
-from rlframe.models.network import Network
+from rlframe.models.network import Body, Network, batch_statistics
 from rlframe.models.normalize import ObservationNorm
+from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
 
@@ -33,21 +34,25 @@ class Actor(nn.Module):
         config: ModelConfig,
         action_space: Space,
         make_head: Callable[[int], nn.Module] | None = None,
+        parts: int = 1,
     ) -> None:
         """Args:
         action_space: parameters are logits of Discrete actions, which a mask in the observation may forbid.
         make_head: from the number of features to the last layers, if exploration needs the features.
+        parts: of the parameters, each with layers of its own where the model says so.
         """
         super().__init__()
         self.masked = bool(masks := mask_entries(observation_space, action_space))
         self.norm = ObservationNorm(observation_space, unchanged=masks) if config.normalize_observation else None
         self.view = View(observation_space, *masks, PRIVILEGED)
         self.encoder = make_features(self.view.space, config)
-        sizes, options = [feature_size(self.encoder), *config.hidden], config.layer_options()
+        n_features = feature_size(self.encoder)
+        self.mlp: Body
         if make_head is None:
-            self.mlp = Network([*sizes, param_size], config.activation, norm=config.norm, options=options)
+            self.mlp = make_body(n_features, param_size, config, parts=parts)
         else:
-            self.mlp = Network(sizes, config.activation, config.activation, config.norm, options=options)
+            sizes = [n_features, *config.hidden]
+            self.mlp = Network(sizes, config.activation, config.activation, config.norm, options=config.options())
         self.head = make_head(self.mlp.size) if make_head else nn.Identity()
 
     def normalized(self, observation: Tree) -> Tree:
@@ -64,6 +69,15 @@ class Actor(nn.Module):
         with torch.no_grad():
             next_params = self.params(next_normalized)
         return self.params(normalized), next_params
+
+    def params_of_both(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
+        """The same; where batches are normalised both are one batch, of which only the first half has a gradient."""
+        if not batch_statistics(self):
+            return self.params_with_next(normalized, next_normalized)
+        params, next_params = self.params(map_tree(lambda x, y: torch.cat([x, y]), normalized, next_normalized)).chunk(
+            2
+        )
+        return params, next_params.detach()
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
@@ -99,7 +113,9 @@ class Actor(nn.Module):
         encode = self.numpy_features(n)
         if encode is None:
             return None
-        body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.head)
+        body, head = numpy_inference.body(self.mlp), numpy_inference.head(self.head)
+        if body is None:
+            return None
 
         def forward(observation: Tree) -> tuple[np.ndarray, np.ndarray]:
             features = body(encode(observation))
@@ -145,5 +161,6 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
             f"DDPG, TD3, SAC, CQL and IQL have critics of their own, which see single observations; set "
             f"{' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
         )
-    plain = chz.replace(config, hidden=(), norm_after=False, norm_input=False, unit_rows=False, critic=CriticConfig())
-    return make_encoder(observation_space, plain)
+    default = ModelConfig()
+    plain = {name: getattr(default, name) for name in OF_ACTORS}
+    return make_encoder(observation_space, chz.replace(config, hidden=(), critic=CriticConfig(), **plain))

@@ -19,6 +19,11 @@ from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
+OF_ACTORS = (  # keys of actors and their critics alone
+    *("norm_after", "norm_input", "unit_rows", "unit_gains", "blocks", "expansion", "block"),
+    *("least_log_std", "log_std_bound"),
+)
+LEAST_LOG_STD = -20.0  # the code of Haarnoja et al. 2018
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
@@ -103,6 +108,7 @@ class CriticConfig:
     hidden: tuple[int, ...] = sizes((), "widths of the fully connected layers; []: those of the policy")
     activation: str = choice("auto", ("auto", *ACTIVATIONS), "auto: that of the policy")
     norm: str = choice("auto", ("auto", *NORMS), "normalisation; auto: that of the policy")
+    blocks: int = count(0, "residual blocks; 0: as many as the policy", low=0, high=1_000)
     dropout: float = below_one(0.0, "probability that a number is dropped, in learning, before normalisation")
 
 
@@ -128,6 +134,14 @@ class ModelConfig:
     unit_rows: bool = option(
         False, "weights of length 1 for each output, at first and after each step. Of actors and their critics"
     )
+    unit_gains: bool = option(
+        False, "gain and shift of each normalisation, of mean square 1, at first and after each step. Of the same"
+    )
+    blocks: int = count(
+        0, "residual blocks of the width that hidden=[W] gives, in place of its layers. Of the same", low=0, high=1_000
+    )
+    expansion: int = count(4, "times this width, inside a block", high=1_000)
+    block: str = choice("residual", ("residual", "sphere"), "adds to its input, or moves it along the unit sphere")
     critic: CriticConfig = chz.field(default=CriticConfig(), doc="networks of critics or state values, if separate")
     image_norm: str = choice("none", ("none", "layer"), "normalisation of a pixel's channels, after each convolution")
     memory: str = choice("none", ("none", "lstm", "gru", "transformer"), "what follows the encoder")
@@ -149,6 +163,11 @@ class ModelConfig:
         0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-20.0, high=10.0
     )
 
+    least_log_std: float = number(
+        LEAST_LOG_STD, "least log standard deviation of sac's policy; the largest is 2", low=-20.0, high=1.0
+    )
+    log_std_bound: str = choice("clip", ("clip", "tanh"), "what keeps it in that range")
+
     def of_critic(self) -> ModelConfig:
         """This config with what critics, or the network of the state's value, have of their own."""
         own = self.critic
@@ -157,20 +176,23 @@ class ModelConfig:
             hidden=own.hidden or self.hidden,
             activation=self.activation if own.activation == "auto" else own.activation,
             norm=self.norm if own.norm == "auto" else own.norm,
+            blocks=own.blocks or self.blocks,
+            critic=CriticConfig(),
         )
 
-    def layer_options(self, dropout: float = 0.0) -> LayerOptions:
+    def options(self, dropout: float = 0.0) -> LayerOptions:
         """What the layers of actors and critics have."""
-        return LayerOptions(self.norm_input, self.norm_after, dropout, self.unit_rows)
+        return LayerOptions(self.norm_input, self.norm_after, dropout, self.unit_rows, self.unit_gains)
 
     def check_plain_layers(self) -> None:
         """Raise ConfigError if layers have something that only those of actors and their critics support."""
-        given = {name: getattr(self, name) for name in ("norm_after", "norm_input", "unit_rows")}
-        given["critic.dropout"] = self.critic.dropout
-        for name, is_given in given.items():
-            if is_given:
+        default = ModelConfig()
+        given = {name: (getattr(self, name), getattr(default, name)) for name in OF_ACTORS}
+        given |= {"critic.dropout": (self.critic.dropout, 0.0), "critic.blocks": (self.critic.blocks, 0)}
+        for name, (value, usual) in given.items():
+            if value != usual:
                 raise ConfigError(
-                    f"model.{name}={is_given} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc); "
+                    f"model.{name}={value} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc); "
                     f"leave it out"
                 )
 
@@ -179,9 +201,26 @@ class ModelConfig:
         if self.critic != CriticConfig():
             raise ConfigError(f"model.critic is for separate networks of critics or values, but {why}; leave it out")
 
+    def _check_blocks(self) -> None:
+        """Raise ConfigError if residual blocks do not fit the layers that they replace."""
+        if not (self.blocks or self.critic.blocks):
+            if self.block == "sphere":
+                raise ConfigError("model.block=sphere is for residual blocks; add model.blocks=2, or leave it out")
+            return
+        widths = {"model.hidden": self.hidden} if self.blocks else {}
+        for key, hidden in (widths | {"model.critic.hidden": self.critic.hidden or self.hidden}).items():
+            if len(hidden) != 1:
+                raise ConfigError(f"{key}={list(hidden)} must be one width, that of all residual blocks")
+        for name, given in {"norm_after": self.norm_after, "critic.dropout": self.critic.dropout}.items():
+            if given:
+                raise ConfigError(f"model.{name}={given} is not for residual blocks; leave it out")
+        if self.block == "sphere" and (self.norm != "none" or self.critic.norm not in ("auto", "none")):
+            raise ConfigError("model.block=sphere has a normalisation of its own; leave model.norm out")
+
     @chz.validate
     def _check(self) -> None:
-        for name in ("norm_after", "norm_input"):
+        self._check_blocks()
+        for name in ("norm_after", "norm_input", "unit_gains"):
             if getattr(self, name) and self.norm == "none" and self.critic.norm in ("auto", "none"):
                 raise ConfigError(f"model.{name}=true needs model.norm or model.critic.norm; give one, or leave it out")
         gaussian = self.distribution in ("auto", "gaussian", "squashed_gaussian")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +27,8 @@ ACTIVATIONS: dict[str, Map] = {
     "none": lambda x: x,
 }
 NORMS = ("none", "layer", "batch", "renorm")
-LAYER_EPSILON = 1e-5
+OF_BATCH = ("batch", "renorm")
+LAYER_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 BATCH_EPSILON, BATCH_MOMENTUM = 1e-3, 0.01  # Bhatt et al. 2024 (CrossQ, arXiv 1902.05605)
 RENORM_WARM_UP = 100_000  # batches that are normalised by their statistics alone, as in CrossQ's code
 MOST_R, MOST_D = 3.0, 5.0  # limits of the correction after them, as in Ioffe 2017, section 3, and CrossQ's code
@@ -43,11 +45,14 @@ def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
 class Linear(nn.Module):
     """An affine map of one network, weight [out, in], or of k networks, [k, out, in], which starts as these layers."""
 
-    def __init__(self, layers: Sequence[nn.Module], k: int) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, layers: Sequence[nn.Module], k: int, has_bias: bool = True) -> None:
         super().__init__()
         of_all: list[list[Tensor]] = [[layer.weight, layer.bias] for layer in layers]  # type: ignore[list-item]
         weight, bias = (torch.stack(each).detach() if k else each[0].detach() for each in zip(*of_all, strict=True))
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.weight = nn.Parameter(weight)
+        self.register_parameter("bias", nn.Parameter(bias) if has_bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -60,18 +65,22 @@ class Norm(nn.Module):
     elsewhere, as in acting, in targets and where they are frozen, it uses the running ones, and so it does in eval
     mode (see also `in_batch_statistics`). With k networks it normalises [k, n, size] for each of them.
 
+    rms: x / √(mean x² + ε) of each row, with a gain and no shift (Zhang & Sennrich 2019, arXiv 1910.07467, eq. 4).
     renorm: batch renormalisation. x^ = (x - μ_B) / σ_B r + d, with the constants r = σ_B / σ in [1/3, 3] and
     d = (μ_B - μ) / σ in [-5, 5], so that learning sees nearly what acting sees   (Ioffe 2017, arXiv 1702.03275, eq. 4).
     """
 
+    bias: Any  # None of rms
+
     def __init__(self, kind: str, size: int, k: int) -> None:
         super().__init__()
-        shape, of_batch = (k, size) if k else (size,), kind in ("batch", "renorm")
+        shape, of_batch = (k, size) if k else (size,), kind in OF_BATCH
         self.kind = kind
         self.mean: Tensor
         self.variance: Tensor
         self.count: Tensor  # batches that the running statistics have seen
-        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.register_parameter("bias", None if kind == "rms" else nn.Parameter(torch.zeros(shape)))
         self.register_buffer("mean", torch.zeros(shape) if of_batch else None)
         self.register_buffer("variance", torch.ones(shape) if of_batch else None)
         self.register_buffer("count", torch.zeros(shape[:-1]) if kind == "renorm" else None)
@@ -81,6 +90,8 @@ class Norm(nn.Module):
         if self.kind == "layer" and self.weight.dim() == 1:
             return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, LAYER_EPSILON)
         gain: Tensor = self.weight
+        if self.kind == "rms":
+            return x * (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt() * self._by_row(gain)
         shift: Tensor = self.bias
         if self.kind == "layer":
             return F.layer_norm(x, x.shape[-1:], eps=LAYER_EPSILON) * self._by_row(gain) + self._by_row(shift)
@@ -131,8 +142,9 @@ class Norm(nn.Module):
     def first(self) -> Norm:
         """This normalisation of the first of k networks, constant."""
         one = Norm(self.kind, self.weight.shape[-1], 0)
-        one.weight, one.bias = (nn.Parameter(x.detach()[0], False) for x in (self.weight, self.bias))
-        if self.kind in ("batch", "renorm"):
+        for name, x in self.named_parameters():
+            setattr(one, name, nn.Parameter(x.detach()[0], False))
+        if self.kind in OF_BATCH:
             one.mean, one.variance = self.mean[0], self.variance[0]
         return one
 
@@ -207,14 +219,14 @@ class Layers:
         return Layers, (self.places, self.activations, self.norms, self.begin, self.dropout, self.norm_after)
 
     @property
-    def parameters(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight [out, in] and bias [out] of each layer now."""
+    def parameters(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight [out, in] and bias [out] or None of each layer now."""
         return [(place["weight"], place["bias"]) for place in self.places]
 
     @property
     def flat(self) -> list[Tensor]:
-        """The same in turn."""
-        return [place[name] for place in self.places for name in ("weight", "bias")]
+        """The same in turn, without None."""
+        return [x for pair in self.parameters for x in pair if x is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
@@ -237,13 +249,28 @@ class LayerOptions(NamedTuple):
     norm_input: bool = False  # the input is normalised too
     norm_after: bool = False  # normalisation comes after the activations, not before
     dropout: float = 0.0  # probability of 0, of each number before normalisation and activation
-    unit_rows: bool = False  # weights of length 1 for each output, at first and after each step; see `unit_weights`
+    unit_rows: bool = False  # weights of length 1 for each output, at first and after each step; see `Units`
+    unit_gains: bool = False  # and gains and shifts of mean square 1 for each normalisation
 
 
 PLAIN = LayerOptions()
 
 
-class Network(nn.Module):
+class Body(nn.Module, ABC):
+    """Base class of networks of vectors: [..., in_size] to [..., size], or [k, n, ...] for k networks."""
+
+    def __init__(self, in_size: int, size: int, k: int, options: LayerOptions) -> None:
+        """`k`: networks of one shape, evaluated side by side; 0: one, without this dimension."""
+        super().__init__()
+        self.in_size, self.size, self.k, self.options = in_size, size, k, options
+
+    @property
+    @abstractmethod
+    def last(self) -> Linear:
+        """The last layer."""
+
+
+class Network(Body):
     """Linear layers of these sizes: [..., sizes[0]] to [..., sizes[-1]], or [k, n, ...] for k networks.
 
     `layers` looks the parameters up at each call, so what replaces them for a call (torch.func.functional_call, vmap
@@ -263,32 +290,43 @@ class Network(nn.Module):
         """Args:
         sizes: of the input and the output of each layer.    activation: between the layers.
         last: after the last layer; a layer is normalised where it has an activation.
+            No bias is before a batch normalisation, which would cancel it and leave it gradients of mere rounding.
         k: networks, evaluated in one batched product; 0: one, without this dimension. Two of 256x256 with one output
             take 925 us for 256 rows in bfloat16 on one core of an AMD EPYC, instead of 1178 one after another.
         gain: of orthogonal initial weights; 0: torch's, as in the papers' code.
         """
-        super().__init__()
+        super().__init__(sizes[0], sizes[-1], k, options)
         pairs = list(itertools.pairwise(sizes))
         gain = 1.0 if options.unit_rows else gain
-        every = [[_layer(*pair, gain) for pair in pairs] for _ in range(k or 1)]
         activations = [*[activation] * (len(pairs) - 1), last][: len(pairs)]
         normalized = [size for size, name in zip(sizes[1:], activations, strict=True) if name != "none"]
         normalized = [] if norm == "none" else normalized
-        self.k, self.in_size, self.size, self.unit_rows = k, sizes[0], sizes[-1], options.unit_rows
-        self.linears = nn.ModuleList(Linear(each, k) for each in zip(*every, strict=True))
+        cancels = norm in OF_BATCH and not (options.norm_after or options.dropout)
+        biases = [not (cancels and name != "none") for name in activations]
+        every = [[_layer(*pair, gain) for pair in pairs] for _ in range(k or 1)]
+        self.linears = nn.ModuleList(
+            Linear(each, k, has_bias) for each, has_bias in zip(zip(*every, strict=True), biases, strict=True)
+        )
         self.norms = nn.ModuleList(Norm(norm, size, k) for size in normalized)
         self.begin = nn.ModuleList([Norm(norm, sizes[0], k)] if options.norm_input and norm != "none" else [])
         self.dropout = nn.ModuleList([nn.Dropout(options.dropout)] if options.dropout else [])
         more = list(self.norms), list(self.begin), list(self.dropout), options.norm_after
         self.layers = Layers([each._parameters for each in self.linears], activations, *more)
-        project_rows(unit_weights(self))
+        Units.of(self).project()
+
+    @property
+    def last(self) -> Linear:
+        found: Any = self.linears[-1]
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
     def first(self, x: Tensor) -> Tensor:
         """Output [n, size] of the first of k networks, its parameters constant."""
-        places = [{name: x.detach()[0] for name, x in place.items()} for place in self.layers.places]
+        places = [
+            {name: None if x is None else x.detach()[0] for name, x in place.items()} for place in self.layers.places
+        ]
         norms, begin = ([norm.first() for norm in each] for each in (self.norms, self.begin))  # type: ignore[operator]
         more = norms, begin, list(self.dropout), self.layers.norm_after
         return Layers(places, self.layers.activations, *more)(x)
@@ -299,27 +337,41 @@ def _layer(n_in: int, n_out: int, gain: float) -> nn.Module:
     return orthogonal(layer, gain) if gain else layer
 
 
-def unit_weights(network: nn.Module) -> list[Tensor]:
-    """The weights, in networks with `unit_rows`, whose rows have length 1."""
-    found = [module for module in network.modules() if isinstance(module, Network) and module.unit_rows]
-    return [linear.weight for each in found for linear in each.linears]  # type: ignore[misc]
+def layers_of(n_in: int, n_out: int, k: int, gain: float, has_bias: bool = False) -> Linear:
+    """A layer of each of k networks, with initial weights of their own; `gain` of orthogonal ones, 0: torch's."""
+    return Linear([_layer(n_in, n_out, gain) for _ in range(k or 1)], k, has_bias)
 
 
-@torch.no_grad()
-def project_rows(weights: Sequence[Tensor], skipped: Tensor | None = None) -> None:
-    """Divide the weights of each output by their L2 norm, in place, which changes nothing before a normalisation.
+class Units(NamedTuple):
+    """What is brought back to unit length after each step, in networks with `unit_rows` or `unit_gains`.
 
-    So an update changes them by the same part throughout a run (XQC, arXiv 2509.25174).
-
-    Args:
-        weights: [..., out, in] each.    skipped: float32 [], 1.0 to change nothing.
+    So an update changes it by the same part throughout a run (XQC, arXiv 2509.25174; FlashSAC, arXiv 2604.04539).
     """
-    if not weights:
-        return
-    norms = [torch.linalg.vector_norm(weight, dim=-1, keepdim=True) for weight in weights]
-    if skipped is not None:
-        norms = [torch.where(skipped == 1, 1.0, norm) for norm in norms]
-    torch._foreach_div_(list(weights), norms)
+
+    rows: list[Tensor]  # weights [..., out, in], each output's of L2 norm 1, which a normalisation after it cancels
+    gains: list[list[Tensor]]  # gain, and shift if there is one, [..., d] of a normalisation, together of norm √d
+
+    @classmethod
+    def of(cls, *networks: nn.Module) -> Units:
+        """Those of the Bodies in these networks."""
+        bodies = [module for network in networks for module in network.modules() if isinstance(module, Body)]
+        rows = [x.weight for each in bodies if each.options.unit_rows for x in each.modules() if isinstance(x, Linear)]
+        norms = [x for each in bodies if each.options.unit_gains for x in each.modules() if isinstance(x, Norm)]
+        return cls(list(rows), [list(norm.parameters()) for norm in norms])
+
+    @torch.no_grad()
+    def project(self, skipped: Tensor | None = None) -> None:
+        """Divide them by their lengths, in place; `skipped`: float32 [], 1.0 to change nothing."""
+        lengths = [torch.linalg.vector_norm(weight, dim=-1, keepdim=True) for weight in self.rows]
+        squares = [torch.stack(each).square().mean(-1, keepdim=True).sum(0) for each in self.gains]
+        lengths += [square.sqrt() for each, square in zip(self.gains, squares, strict=True) for _ in each]
+        if skipped is not None:
+            lengths = [torch.where(skipped == 1, 1.0, length) for length in lengths]
+        if lengths:
+            torch._foreach_div_([*self.rows, *(x for each in self.gains for x in each)], lengths)
+
+
+NO_UNITS = Units([], [])
 
 
 def batch_statistics(network: nn.Module) -> list[Tensor]:

@@ -20,8 +20,9 @@ from rlframe.core.types import AgentInputs
 from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
 from rlframe.models.heads import VARIANCE, GaussianHead, JointHead, StateDependentHead
 from rlframe.models.memory import Memory
-from rlframe.models.network import BATCH_EPSILON, LAYER_EPSILON, Layers, Linear, Norm
+from rlframe.models.network import BATCH_EPSILON, LAYER_EPSILON, RMS_EPSILON, Body, Layers, Linear, Network, Norm
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
+from rlframe.models.residual import ResidualNetwork
 
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
@@ -69,13 +70,14 @@ def in_rows(tree: Tree, n: int) -> Tree:
     return tree if tree == () else map_tree(lambda x: x.reshape(n, *x.shape[-1:]), tree)
 
 
-def affine(weight: Tensor, bias: Tensor) -> Map:
-    """x weight^T + bias, as nn.Linear."""
-    w, b = as_numpy(weight).T, as_numpy(bias)
+def affine(weight: Tensor, bias: Tensor | None) -> Map:
+    """x weight^T + bias or 0, as nn.Linear."""
+    w, b = as_numpy(weight).T, None if bias is None else as_numpy(bias)
 
     def forward(x: Array) -> Array:
-        y = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # dot takes half the time for one block
-        y += b
+        y: Array = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # dot takes half the time for one block
+        if b is not None:
+            y += b
         return y
 
     return forward
@@ -95,6 +97,24 @@ def mlp(layers: Layers) -> Map:
     return forward
 
 
+def body(network: Body) -> Map | None:
+    """Layers or residual blocks; None of those on a sphere."""
+    if isinstance(network, Network):
+        return mlp(network.layers)
+    if not isinstance(network, ResidualNetwork):
+        return None
+    embed, out = mlp(network.embed), mlp(network.head)
+    blocks = [mlp(block.layers) for block in network.blocks]  # type: ignore[arg-type]
+
+    def forward(x: Array) -> Array:
+        x = embed(x)
+        for block in blocks:
+            x = x + block(x)
+        return out(x)
+
+    return forward
+
+
 def maps_of(parts: Sequence[Any]) -> list[Map]:
     """Activations by their names, and normalisation; dropout is of learning alone."""
     known = [part for part in parts if not isinstance(part, nn.Dropout)]
@@ -104,7 +124,14 @@ def maps_of(parts: Sequence[Any]) -> list[Map]:
 def normalization(module: Any) -> Map:
     """Rows normalised as `Norm` does where it does not learn."""
     assert isinstance(module, Norm)
-    g, s, batch = as_numpy(module.weight), as_numpy(module.bias), module.kind != "layer"
+    g = as_numpy(module.weight)
+
+    def by_mean_square(x: Array) -> Array:
+        return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(RMS_EPSILON)) * g
+
+    if module.kind == "rms":
+        return by_mean_square
+    s, batch = as_numpy(module.bias), module.kind != "layer"
     mean, variance = (as_numpy(module.mean), as_numpy(module.variance)) if batch else (g, g)
 
     def by_running_statistics(x: Array) -> Array:

@@ -1,5 +1,6 @@
 """ActorAgent: greedy without noise, random in the warm-up, the same in NumPy; and what it refuses."""
 
+import dataclasses
 import math
 import pickle
 from typing import Any
@@ -156,6 +157,28 @@ def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
     assert gradient[0, 1] == 0.0, "beyond the range nothing moves it"
 
 
+def test_tanh_brings_the_log_std_into_its_range_and_moves_it_everywhere() -> None:
+    """log σ = -10 + 12 (1 + tanh x) / 2, in learning, in acting and in NumPy."""
+    policy = SquashedGaussian(NUMBER, ModelConfig(least_log_std=-10.0, log_std_bound="tanh"))
+    noise, params = torch.ones(4, 1), torch.tensor([[0.1, 0.0], [0.1, 3.0]], requires_grad=True)
+    (action, log_prob), _ = policy.distribution.sample_with_next(params, params, noise)
+    plain = torch.tensor([[0.1, -4.0], [0.1, -10 + 6 * (1 + math.tanh(3.0))]])
+    (expected, expected_log_prob), _ = SquashedGaussian(NUMBER).distribution.sample_with_next(plain, plain, noise)
+    torch.testing.assert_close((action, log_prob), (expected, expected_log_prob))
+    torch.testing.assert_close(policy.sample(params, noise[:2], torch.zeros(2, 1), torch)[:, 0], action)
+    found = policy.sample(params.detach().numpy(), noise[:2].numpy(), np.zeros((2, 1)), np)
+    np.testing.assert_allclose(found[:, 0], action.detach(), rtol=1e-6)
+    (gradient,) = torch.autograd.grad(log_prob.sum(), params)
+    assert (gradient[:, 1] != 0.0).all()
+
+
+def test_the_bounds_of_the_log_std_are_for_the_policy_that_has_one() -> None:
+    with pytest.raises(ConfigError, match=r"model.log_std_bound=tanh is for Gaussian policies"):
+        agent_for(Deterministic, BOX, log_std_bound="tanh")
+    with pytest.raises(ConfigError, match=r"model.log_std_bound=tanh does not fit algo.explore=gsde; use clip"):
+        agent_for(SquashedGaussian, BOX, explore="gsde", log_std_bound="tanh")
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 @every_kind
 def test_acting_in_numpy_is_acting_in_torch(policy: Any, space: Space, n: int) -> None:
@@ -168,6 +191,27 @@ def test_every_model_of_vectors_acts_in_numpy(activation: str, normalize: bool) 
     agent = agent_for(SquashedGaussian, BOX, MIXED, activation=activation, normalize_observation=normalize)
     agent.observe(inputs_for(MIXED, BOX, 4).torch().observation)
     check_numpy(agent, MIXED, 4)
+
+
+def test_held_samples_keep_their_noise_and_are_those_of_the_policy() -> None:
+    """tanh(μ + σ ε) with ε of the row that drew it, for its k steps or to the end of the episode."""
+    agent = agent_for(SquashedGaussian, BOX, explore="sample_hold")
+    inputs, state = inputs_for(VECTOR, BOX, 2).torch(), agent.initial_state(range(2))
+    noises, step = [agent.noise(np.random.default_rng(t), (2,)) for t in range(4)], agent.numpy_step(2)
+    assert step is not None
+    other = map_tree(np.array, map_tree(np.asarray, state))
+    held = [[0, 0], [0, 0], [0, 2], [3, 2]]  # whose noise each environment has: the second begins an episode at t = 2
+    for t, noise in enumerate(noises):
+        noise.explore.duration[:] = 3
+        row = dataclasses.replace(inputs, first=torch.tensor([t == 0, t in (0, 2)]))
+        taken = agent.step(row, state, map_tree(torch.from_numpy, noise))
+        params, drawn = agent.model(row.observation), [noises[s].explore.normal[i] for i, s in enumerate(held[t])]
+        expected = agent.policy.distribution.sample(params, torch.from_numpy(np.stack(drawn)))
+        torch.testing.assert_close(taken.action, expected)
+        of_numpy = step(map_tree(np.asarray, row), other, noise)
+        np.testing.assert_allclose(of_numpy.action, taken.action.detach(), atol=1e-6)
+        assert torch.isfinite(taken.info.log_prob).all()
+        state, other = taken.state, of_numpy.state
 
 
 def check_numpy(agent: ActorAgent, observation: Space, n: int) -> None:

@@ -23,9 +23,8 @@ from rlframe.models.network import (
     LayerOptions,
     Network,
     Norm,
+    Units,
     in_batch_statistics,
-    project_rows,
-    unit_weights,
 )
 from rlframe.ops.q_learning import truncated
 from tests.algos.learners import OneBatch, learner, transitions
@@ -107,21 +106,21 @@ def test_projection_makes_unit_rows_and_changes_nothing_after_normalisation(
 ) -> None:
     monkeypatch.setattr("rlframe.models.network.BATCH_EPSILON", 1e-9)
     network = Network([5, 64, 64, 3], "relu", norm="batch", k=k, options=LayerOptions(unit_rows=True))
-    weights, x = unit_weights(network), torch.randn(*[k] * bool(k), 50, 5)
+    weights, x = Units.of(network).rows, torch.randn(*[k] * bool(k), 50, 5)
     assert len(weights) == 3
     for weight in weights:
         close(weight.norm(dim=-1), torch.ones(weight.shape[:-1]))
         weight.data *= torch.rand(*weight.shape[:-1], 1) + 1.0
     before = network(x)
     last = weights[-1].norm(dim=-1)
-    project_rows(weights[:-1])
+    Units(weights[:-1], []).project()
     close(network(x), before, 1e-4)
-    project_rows(weights)
+    Units(weights, []).project()
     bias = network.linears[-1].bias.unsqueeze(-2)
     close((network(x) - bias) * last.unsqueeze(-2) + bias, before, 1e-4)
     assert all(torch.allclose(w.norm(dim=-1), torch.ones(()), atol=1e-6) for w in weights)
     weights[0].data *= 2
-    project_rows(weights, torch.tensor(1.0))
+    Units(weights, []).project(torch.tensor(1.0))
     close(weights[0].norm(dim=-1), torch.full(weights[0].shape[:-1], 2.0))  # a step that is skipped
 
 
@@ -130,13 +129,57 @@ def test_rows_of_actor_and_critics_are_units_after_each_step(module: Any) -> Non
     model = {"hidden": (8,), "norm": "batch", "unit_rows": True}
     algo = learner(module, model=model, policy_interval=1, critic_learning_rate=0.1, learning_rate=0.1)
     algo.replay = OneBatch(rows())
-    before = [weight.clone() for weight in algo.critic.unit_weights]
+    before = [weight.clone() for weight in algo.critic.units.rows]
     for _ in range(3):
         algo.update()
-    weights = [*algo.critic.unit_weights, *unit_weights(algo.agent.model)]
+    weights = Units.of(algo.critic.networks, algo.agent.model).rows
     assert len(weights) == 4
     assert all(torch.allclose(weight.norm(dim=-1), torch.ones(()), atol=1e-6) for weight in weights)
     assert not torch.allclose(before[0], weights[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_no_bias_is_before_a_normalisation_over_the_batch_which_would_cancel_it(k: int) -> None:
+    """Its gradient would be mere rounding, of which Adam would make steps (XQC's layers have none either)."""
+    plain, after = (
+        Network([2, 3, 3, 1], "relu", norm="batch", k=k, options=LayerOptions(norm_after=x)) for x in (0, 1)
+    )
+    assert [linear.bias is None for linear in plain.linears] == [True, True, False]
+    assert not any(
+        linear.bias is None for linear in (*after.linears, *Network([2, 3, 1], "relu", norm="layer").linears)
+    )
+    x = X.expand(*[k] * bool(k), 3, 2)
+    hidden = [plain.norms[i] for i in (0, 1)]
+    y = hidden[1](hidden[0](x @ plain.linears[0].weight.mT).relu() @ plain.linears[1].weight.mT).relu()
+    close(plain(x), plain.linears[2](y))
+    with torch.no_grad():
+        if k:
+            close(plain.first(X), plain(x)[0])
+        else:
+            close(torch.from_numpy(numpy_inference.mlp(plain.layers)(X.numpy())), plain(X), 1e-5)
+
+
+def test_the_actors_statistics_move_at_each_update_and_its_parameters_with_their_counters_at_every_third() -> None:
+    """XQC: next actions are drawn with the running statistics, as in acting."""
+    algo = learner(sac, model={"hidden": (8,), "norm": "batch"}, policy_interval=3)
+    algo.replay = OneBatch(rows())
+    norm, actor = algo.agent.model.mlp.norms[0], algo.agent.model
+    moved = []
+    for _ in range(6):
+        mean, weight = norm.mean.clone(), norm.weight.clone()
+        algo.update()
+        moved.append((not torch.equal(norm.mean, mean), not torch.equal(norm.weight, weight)))
+    assert moved == [(True, False), (True, False), (True, True)] * 2
+    assert [float(each.optimizer.state_dict()["state"][0]["step"]) for each in optimizers(algo)] == [6.0, 2.0, 2.0]
+    x, y = torch.randn(5, 1), torch.randn(5, 1)
+    with torch.inference_mode():
+        acting = actor(y)
+    _, next_params = actor.params_with_next(x, y)
+    assert torch.equal(next_params, acting)
+
+
+def optimizers(algo: Any) -> list[Any]:
+    return [algo.critic_optimizer, algo.optimizer, algo.temperature_optimizer]
 
 
 def rows() -> Any:
@@ -232,9 +275,54 @@ def test_returns_are_scaled_by_the_deviation_at_the_time_of_the_update() -> None
     assert scaled(batch).return_[0] < 2 / expected
 
 
+def test_no_scaled_return_so_far_is_above_the_limit() -> None:
+    """r / max(std of G, max |G| / c) (FlashSAC, SimbaV2); the largest is kept in snapshots."""
+    batch = transitions([0.0] * 2, [0.0] * 2, [3.0, -12.0], [0.5] * 2, [0.0] * 2)
+    scaled = ScaledReturns(0.5, limit=2.0)
+    scaled.receive(of_rewards([1.0] * 99 + [-10.0, 4.0], ends=[True] * 101))
+    assert scaled(batch).return_.tolist() == pytest.approx([3 / 5, -12 / 5])
+    other = ScaledReturns(0.5, limit=2.0)
+    other.load_state_dict(copy.deepcopy(scaled.state_dict()))
+    scaled.receive(of_rewards([30.0], ends=[True]))
+    assert scaled(batch).return_.tolist() == pytest.approx([3 / 15, -12 / 15])
+    assert other(batch).return_.tolist() == pytest.approx([3 / 5, -12 / 5])
+
+
+def test_a_policy_that_learns_first_sees_both_rows_and_draws_next_actions_once_it_has() -> None:
+    """FlashSAC: batch statistics are those of [s; s'], which move at policy steps alone."""
+    settings = {"policy_first": True, "policy_interval": 2, "critic_learning_rate": 0.0}
+    algo = learner(sac, model={"hidden": (8,), "norm": "batch"}, learning_rate=0.1, **settings)
+    algo.replay = OneBatch(rows())
+    actor, seen = algo.agent.model, []
+    algo.soft_value.critic_loss = spied(algo.soft_value.critic_loss, seen)
+    algo.soft_value.noise = lambda n: torch.zeros(2 * n, 1)
+    norm, linear = actor.mlp.norms[0], actor.mlp.linears[0]
+    moves = []
+    for _ in range(4):
+        mean, weight = norm.mean.clone(), linear.weight.clone()
+        both = torch.cat([algo.replay.batch.inputs.observation, algo.replay.batch.next_inputs.observation]) @ weight.T
+        algo.update()
+        moves.append((not torch.equal(norm.mean, mean), not torch.equal(linear.weight, weight)))
+        if moves[-1][0]:
+            close(norm.mean, mean + BATCH_MOMENTUM * (both.mean(0) - mean))
+        with torch.inference_mode():
+            acting = actor(algo.replay.batch.next_inputs.observation)[:, :1].tanh()
+        close(seen[-1], acting)  # of the new parameters and running statistics
+    assert moves == [(False, False), (True, True)] * 2
+
+
+def spied(critic_loss: Any, seen: list[Tensor]) -> Any:
+    def spy(batch: Any, observations: Any, next_drawn: Any, temperature: Tensor) -> Any:
+        seen.append(next_drawn[0])
+        return critic_loss(batch, observations, next_drawn, temperature)
+
+    return spy
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ({"return_limit": 5.0}, "algo.return_limit=5 is of algo.normalize_return=true; add it"),
         ({"n_target_critics": 3}, "algo.n_target_critics=3 must be at most algo.n_critics=2"),
         ({"target_from": "truncated"}, "algo.target_from=truncated is of quantiles, and algo.value=expected"),
         (

@@ -83,6 +83,7 @@ CASES = {
     "ornstein_uhlenbeck": OU,
     "held_action": HOLD,
     "held_noise": f"algo=td3 explore=noise_hold explore.std=0.3 algo.random_steps=10 {PENDULUM} {SMALL}",
+    "held_sample": f"algo=sac explore=sample_hold explore.longest=6 algo.random_steps=10 {PENDULUM} {SMALL}",
     "boltzmann": f"algo=dqn explore=boltzmann explore.temperature=linear(2,0.1) {CARTPOLE} {SMALL}",
     "own": f"algo=dqn explore={SECOND} explore.level=0.3 {CARTPOLE} {SMALL}",
 }
@@ -96,7 +97,7 @@ def test_a_resumed_run_explores_as_one_that_was_not_stopped(
     run = assert_resumed_exactly(CASES[case], tmp_path, monkeypatch)
     rows = log(run)
     assert ("episode/return_mean_greediest" in rows[-1]) == ("_last" in CASES[case])
-    assert "algo/epsilon" in rows[-1] or "algo/exploration" in rows[-1] or case == "own"
+    assert "algo/epsilon" in rows[-1] or "algo/exploration" in rows[-1] or case in ("own", "held_sample")
     policy = load_policy(run, trust=True)
     observation = np.zeros(policy.observation_space.shape, np.float32)  # type: ignore[arg-type]
     greedy = policy.act(observation)
@@ -197,6 +198,8 @@ REFUSED = [
     ("dqn explore=boltzmann explore.temperature=inf", "explore.temperature=inf must be from 0 to 1e+30"),
     ("dqn explore=noise_hold explore.std=0.1", "explore.std=0.1 has no meaning for algo=dqn; use algo.explore.epsilon"),
     ("td3 explore=noise_hold explore.epsilon=0.1", "has no meaning for algo=td3; use algo.explore.std"),
+    ("td3 explore=sample_hold", "algo.explore=sample_hold does not fit algo=td3"),
+    ("sac env=CartPole-v1 explore=sample_hold", "algo.explore=sample_hold is for Box actions; use stochastic"),
     ("dqn explore=noise_hold explore.longest=0", "explore.longest=0 must be from 1 to"),
     ("dqn explore=noise_hold explore.longest=1e9", "explore.longest=1000000000 must be from 1 to"),
     ("dqn explore=noise_hold explore.mu=-1", "explore.mu=-1.0 must be at least 0"),

@@ -64,13 +64,13 @@ def by_hand(network: nn.Module, x: Tensor, activation: nn.Module) -> Tensor:
 @both_kinds
 @pytest.mark.parametrize("last", ["none", "silu"])
 def test_networks_and_their_gradients_are_those_of_torchs_modules(norm: str, last: str) -> None:
-    network = shuffled(Network([5, 8, 6, 3], "silu", last, norm))
+    network, x = shuffled(Network([5, 8, 6, 3], "silu", last, norm)).double(), X.double()
     assert len(network.norms) == (2 if last == "none" else 3)  # type: ignore[arg-type]
     with torch.no_grad():
-        close(network(X), by_hand(network, X, nn.SiLU()))
+        close(network(x), by_hand(network, x, nn.SiLU()))
     other = copy.deepcopy(network)
-    expected = by_hand(other, X, nn.SiLU())
-    found = network(X)
+    expected = by_hand(other, x, nn.SiLU())
+    found = network(x)
     close(found, expected)
     found.square().sum().backward()
     expected.square().sum().backward()
@@ -78,7 +78,7 @@ def test_networks_and_their_gradients_are_those_of_torchs_modules(norm: str, las
         assert one.grad is not None
         assert two.grad is not None
         close(one.grad, two.grad)
-    close(network(X), expected)
+    close(network(x), expected)
 
 
 def test_batch_statistics_are_used_and_followed_where_the_network_learns_and_nowhere_else() -> None:

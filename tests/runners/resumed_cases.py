@@ -30,6 +30,10 @@ CROWD, GAME = "env=tests.agents_envs:Crowd", "env=rlframe.envs.debug_agents:TwoS
 NORM_INPUT = "model.norm_input=true"
 CROSSQ = f"model.norm=renorm model.norm_after=true {NORM_INPUT} algo.target_critics=false"
 XQC = f"model.norm=batch {NORM_INPUT} model.unit_rows=true algo.value=categorical algo.normalize_return=true"
+FLASHSAC = f"{XQC} model.unit_gains=true model.blocks=1 algo.policy_first=true algo.return_limit=5"
+FLASHSAC += " algo.explore=sample_hold model.log_std_bound=tanh algo.discount=auto"
+SIMBAV2 = "model.blocks=1 model.block=sphere model.unit_rows=true model.normalize_observation=true"
+SIMBAV2 += " algo.policy_first=true algo.value=categorical algo.normalize_return=true algo.return_limit=5"
 REDQ = "algo.n_critics=4 algo.n_target_critics=2 algo.policy_from=mean"
 DROQ = "model.critic.norm=layer model.critic.dropout=0.1"
 TQC = "algo.value=quantile algo.n_atoms=5 algo.target_from=truncated algo.drop_atoms=1"
@@ -87,6 +91,8 @@ CASES = {
     "qmix": f"algo=qmix {CROWD} algo.n_step=2 algo.batch_size=8 algo.replay_ratio=2 algo.target_interval=3 {REPLAY}",
     "maddpg": f"algo=maddpg {GAME} agents.global_state=true {DELAYED} algo.target_noise=0.2 {REPLAY}",
     "crossq": f"{CROSSQ} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
+    "flashsac": f"{FLASHSAC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
+    "simbav2": f"{SIMBAV2} algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "xqc": f"{XQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "redq_droq_tqc": f"{REDQ} {DROQ} {TQC} algo=sac {PENDULUM} {DELAYED} {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",

@@ -1,0 +1,61 @@
+"""Samples of a stochastic policy whose noise is kept for some steps (FlashSAC, Kim et al. 2026, arXiv 2604.04539)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chz
+import numpy as np
+import torch
+
+from rlframe.core.config import count, number
+from rlframe.core.errors import ConfigError
+from rlframe.core.types import AgentInputs, Array
+from rlframe.exploration.actions import HeldNormal
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise
+from rlframe.exploration.q import Durations, HoldState
+
+
+@chz.chz
+class SampleHoldConfig(ExploreConfig):
+    """The policy's own sampling, whose noise is kept for k steps, k from a truncated zeta distribution. Of SAC.
+
+    p(k) is in proportion to k^-mu; the defaults are FlashSAC's. Losses see the policy's distribution, as without it.
+    """
+
+    mu: float = number(2.0, "exponent of the zeta distribution; large: one step")
+    longest: int = count(16, "most steps that a draw is kept; 1: one step", high=10**6)
+
+    def make_noise(self, size: int) -> HeldSample:
+        if not size:
+            raise ConfigError("algo.explore=sample_hold is for Box actions; use stochastic")
+        return HeldSample(size, Durations(self.mu, self.longest))
+
+
+class HeldSample(NetworkNoise):
+    """a = tanh(μ + σ ε),  ε ~ N(0, 1) kept for k steps, at most to the end of an episode."""
+
+    def __init__(self, size: int, durations: Durations) -> None:
+        """`durations`: of a draw, in steps."""
+        super().__init__(size)
+        self.durations = durations
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> HeldNormal:
+        return HeldNormal(rng.standard_normal((*lead, self.size), np.float32), self.durations.draw(rng, lead))
+
+    def own_state(self, n: int) -> HoldState:
+        return HoldState(torch.zeros(n, self.size), torch.zeros(n, dtype=torch.int64))
+
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: HeldNormal, state: ExploreState) -> Evaluated:
+        return model(inputs.observation), *self._hold(inputs, noise, state, torch)
+
+    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Any, ExploreState], Evaluated] | None:
+        forward = model.numpy_forward(n)
+        if forward is None:
+            return None
+        return lambda inputs, noise, state: (forward(inputs.observation), *self._hold(inputs, noise, state, np))
+
+    def _hold(self, inputs: AgentInputs, noise: HeldNormal, state: ExploreState, xp: Any) -> tuple[Array, ExploreState]:
+        held, left = noise.held_from(state.own, inputs, xp)
+        return held * (noise.duration[:, None] > 0), ExploreState(state.env, HoldState(held, left))
