@@ -34,6 +34,7 @@ from rlframe.core.files import clear_output, iter_csv, prepare_output, read_json
 CLOCKS = ("env_steps", "updates", "time/elapsed_s")
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
 _OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run")
+_MOST_NAMED = 8  # keys in a message
 _FINISHED = ("completed", "stopped")  # `stopped`: by a callback, which is part of the config
 
 
@@ -271,7 +272,9 @@ def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
     (first, one), *others = configs
     for path, other in others:
         if differing := differences([one, other]):
-            words = ", ".join(f"{key} is {values[0]} and {values[1]}" for key, values in differing.items())
+            each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
+            words = ", ".join(each[:_MOST_NAMED])
+            words += f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
             raise ConfigError(f"{first} and {path} are of different configurations: {words}; write a file for each")
 
 

@@ -210,7 +210,9 @@ class ModelConfig:
         widths = {"model.hidden": self.hidden} if self.blocks else {}
         for key, hidden in (widths | {"model.critic.hidden": self.critic.hidden or self.hidden}).items():
             if len(hidden) != 1:
-                raise ConfigError(f"{key}={list(hidden)} must be one width, that of all residual blocks")
+                raise ConfigError(
+                    f"{key}={list(hidden)} must be one width, that of all residual blocks; give {key}=[256]"
+                )
         for name, given in {"norm_after": self.norm_after, "critic.dropout": self.critic.dropout}.items():
             if given:
                 raise ConfigError(f"model.{name}={given} is not for residual blocks; leave it out")
