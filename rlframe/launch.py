@@ -57,6 +57,7 @@ keys of a study:
   pbt.resample=0.25    probability that a copied setting is drawn anew, not moved
   metric=eval/return_mean   the score of a search; -metric: lower is better
   stall_s=3600         kill a run that logs nothing for so many seconds; 0: never
+  stack=false          true: the seeds of a setting are trained in one process, and their updates made at once
   seeds=innermost      innermost: all seeds of a setting first | outermost: all settings with the first seed first
 """
 
@@ -112,15 +113,20 @@ def _launch_with(words: KeyValues) -> int:
         from rlframe.experiment.fetch import with_fetched
         from rlframe.experiment.job import check_words, place_job, read_job
         from rlframe.experiment.settings import to_flat
+        from rlframe.experiment.stacked import read_stack, run_stack
         from rlframe.experiment.train import describe_job, train
         from rlframe.experiment.trust import foreign
         from rlframe.record.remote import is_uri
+        from rlframe.study.plan import split_values
         from rlframe.study.process import run_with_retries
         from rlframe.study.sweep import is_study, run_sweep, single_run
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):
         return run_sweep(words, check_words)
+    if stack := words.text("stack"):
+        run_stack(read_stack(with_default(words.remaining), split_values(stack.strip("[]"))))
+        return 0
     dry_run, retries = words.flag("dry_run"), words.count("retries", 0)
     if is_uri(resume := words.remaining.get("resume", "")) and not dry_run:
         print(printable(f"fetching {resume}"), flush=True)

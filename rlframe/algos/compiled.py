@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
 from rlframe.kernels.device import flushing_denormals, in_bf16
 from rlframe.models.memory import cuts_episodes
+from rlframe.system.meeting import NotTogether
 
 _MOST_FORMS = 8  # of inputs; more would be compiled for ever
 _TIMEOUT_S = 300.0
@@ -42,10 +43,12 @@ _log = logging.getLogger("rlframe")
 
 @dataclass(frozen=True)
 class CompileChoice:
-    """Whether updates are compiled, and a file that is made once the compiler has made them."""
+    """Whether updates are compiled, how, and a file that is made once the compiler has made them."""
 
     compiles: bool
     marker: Path | None = None
+    prepare: Callable[..., Update] = field(default_factory=lambda: compile_update)  # see there
+    shared: bool = False  # with other runs: `prepare` is called also where nothing is compiled
 
     @property
     def name(self) -> str:
@@ -60,17 +63,8 @@ class CompileChoice:
                 self.marker.touch()
 
 
-_NOT = CompileChoice(False)
-_current: ContextVar[CompileChoice] = ContextVar("rlframe_compiles", default=_NOT)
-
-
-def compiling(choice: CompileChoice) -> AbstractContextManager[None]:
-    """Context in which updates are compiled, or not."""
-    return set_within(_current, choice)
-
-
 @dataclass
-class _Update:
+class Update:
     """A compiled update, and what it needs in each call."""
 
     run: Callable[..., Sequence[Tensor]]
@@ -92,13 +86,14 @@ class Compiled:
         schedules: whose numbers it reads.    looks: why it cannot be compiled, if that is known.
         """
         self._learn, self._schedules, self._steps, self._looks = learn, schedules, list(steps), looks
-        self._updates: dict[Any, _Update | None] = {}
+        self._updates: dict[Any, Update | None] = {}
         self._failed = False
 
     @property
     def compiles(self) -> bool:
-        """Whether the next call is compiled."""
-        return _current.get().compiles and not self._failed
+        """Whether the next call is compiled, or shared with other runs."""
+        choice = _current.get()
+        return (choice.compiles or choice.shared) and not self._failed
 
     def __call__(self, inputs: Tree, *turns: bool) -> Any:
         """The result of `learn`."""
@@ -111,9 +106,12 @@ class Compiled:
         update = self._updates[form]
         if update is None:
             return self._learn(inputs, *turns)
-        return self._run(update, inputs, [x for x in tensors if isinstance(x, Tensor)])
+        try:
+            return self._run(update, inputs, [x for x in tensors if isinstance(x, Tensor)])
+        except NotTogether:
+            return self._learn(inputs, *turns)
 
-    def _run(self, update: _Update, inputs: Tree, tensors: list[Tensor]) -> Any:
+    def _run(self, update: Update, inputs: Tree, tensors: list[Tensor]) -> Any:
         steps = [step for step in update.steps if not step.is_captured]  # a CUDA graph does the host's part itself
         for step in steps:
             step.before_launch()
@@ -125,22 +123,24 @@ class Compiled:
             steps[0].progress.between_steps()
         return found
 
-    def _prepare(self, inputs: Tree, turns: tuple[bool, ...]) -> _Update | None:
+    def _prepare(self, inputs: Tree, turns: tuple[bool, ...]) -> Update | None:
         if len(self._updates) == _MOST_FORMS:
             _log.warning(f"updates of further shapes run uncompiled, since {_MOST_FORMS} are compiled already")
         if len(self._updates) >= _MOST_FORMS:
             return None
-        begin = time.monotonic()
+        begin, choice = time.monotonic(), _current.get()
         try:
             if self._looks:
                 raise NotCompiled(self._looks)
-            update = compile_update(self._learn, inputs, turns, self._schedules, self._steps)
+            update = choice.prepare(self._learn, inputs, turns, self._schedules, self._steps)
         except NotCompiled as reason:
             self._failed = True
             _log.warning(f"updates run uncompiled: {reason}")
             return None
-        _current.get().mark()
-        _log.info(f"updates are compiled, which took {time.monotonic() - begin:.1f} s")
+        choice.mark()
+        _log.info(
+            f"updates are {'compiled' if choice.compiles else 'stacked'}, which took {time.monotonic() - begin:.1f} s"
+        )
         return update
 
 
@@ -173,17 +173,36 @@ def compile_update(
     turns: tuple[bool, ...],
     schedules: Schedules,
     steps: Sequence[OptimizerStep],
-) -> _Update:
+) -> Update:
     """Record and compile `learn` for inputs of this form; changes nothing.
 
     Raises:
         NotCompiled: it cannot be recorded or compiled.
     """
     given = [x for x in leaves(inputs) if isinstance(x, Tensor)]
-    _import_compiler()
     graph, state, outputs = record(learn, inputs, turns, schedules, steps)
-    run = _within_time(lambda: _compile(graph, [*given, *state]))
-    return _Update(run, state, [step for step in steps if step.launched], outputs)
+    run = compile_graph(graph, [*given, *state])
+    return Update(run, state, [step for step in steps if step.launched], outputs)
+
+
+_NOT = CompileChoice(False)
+_current: ContextVar[CompileChoice] = ContextVar("rlframe_compiles", default=_NOT)
+
+
+def compiling(choice: CompileChoice) -> AbstractContextManager[None]:
+    """Context in which updates are compiled, or not."""
+    return set_within(_current, choice)
+
+
+def compile_graph(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """A graph of `record`, compiled for inputs of these forms.
+
+    Raises:
+        NotCompiled: the compiler cannot be imported, fails or hangs.
+    """
+    _import_compiler()
+    run: Callable[..., Sequence[Tensor]] = _within_time(lambda: _compile(graph, examples))
+    return run
 
 
 def _import_compiler() -> None:

@@ -37,6 +37,7 @@ from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.league import evaluated_agent, make_leagues
 from rlframe.experiment.limits import check_batch, check_networks
+from rlframe.experiment.placing import ALONE, Placing
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents
 from rlframe.experiment.weights import (
@@ -127,7 +128,7 @@ def torch_threads(experiment: Experiment, affinity: Affinity, observation_space:
     return affinity.threads if experiment.threads == AUTO or has_images(observation_space) else 1
 
 
-def build(experiment: Experiment, affinity: Affinity) -> Built:
+def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) -> Built:
     """Build what the experiment describes; `hardware.resolve` has replaced every `auto` in it.
 
     Raises:
@@ -146,12 +147,13 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             check_agents(experiment, in_spaces[0])
             check_networks(experiment, *in_spaces, device)
             agent = make_agent(experiment, *in_spaces, device)
+            placing.place(agent)
             check_batch(experiment, agent, *in_spaces)
             sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
             learners = make_learners(experiment, agent, sampler, in_spaces)
             algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
             size = sampler.batch_spec.size * current_ranks().n_samplers
-            compilation, compiled = choose_compile(experiment, algo, size, device, threads)
+            compilation, compiled = choose_compile(experiment, algo, size, device, threads, placing.n_runs)
             evaluator = _make_evaluator(experiment, *evaluated_agent(experiment, agent, in_spaces), affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
@@ -174,7 +176,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
-    return Built(runner, precision, compilation, in_spaces, experiment.agents.policy_map(), summary)
+    return Built(runner, precision, placing.compiled(compilation), in_spaces, experiment.agents.policy_map(), summary)
 
 
 def make_learners(

@@ -31,17 +31,17 @@ _SAME = ("env", "model.", "algo", "reward.", "precision", "sampler.batch_", "wor
 
 
 def choose_compile(
-    experiment: Experiment, algo: Algorithm, batch_size: int, device: torch.device, threads: int
+    experiment: Experiment, algo: Algorithm, batch_size: int, device: torch.device, threads: int, n_runs: int = 1
 ) -> tuple[CompileChoice, str]:
-    """Whether to compile, the same on all ranks, and the reason, for the log."""
-    marker = _cache() / "rlframe" / _key(experiment, threads)
-    compiles, reason = _decide(experiment, algo, batch_size, device, os.path.exists(marker))
+    """Whether to compile, the same on all ranks, and the reason, for the log; `n_runs`: that share the update."""
+    marker = _cache() / "rlframe" / _key(experiment, threads, n_runs)
+    compiles, reason = _decide(experiment, algo, batch_size, device, os.path.exists(marker), n_runs)
     compiles, reason = current_ranks().broadcast([compiles, reason])
     return CompileChoice(compiles, marker), reason
 
 
 def _decide(
-    experiment: Experiment, algo: Algorithm, batch_size: int, device: torch.device, cached: bool
+    experiment: Experiment, algo: Algorithm, batch_size: int, device: torch.device, cached: bool, n_runs: int
 ) -> tuple[bool, str]:
     asked = experiment.compile
     if asked == "false":
@@ -55,7 +55,7 @@ def _decide(
     if device.type != "cpu":
         return False, "auto: not compiled, since what that gains on a GPU was never measured; compile=true does"
     n_steps = experiment.runner.n_steps
-    updates = n_steps if experiment.runner.learns_from_data else algo.updates_in(n_steps, batch_size)
+    updates = n_runs * (n_steps if experiment.runner.learns_from_data else algo.updates_in(n_steps, batch_size))
     gain_s = updates * _saved_s(algo, batch_size)
     cost_s, how = (_WARM_S, "load them") if cached else (_COLD_S, "compile them")
     about = f"{updates:,} updates would gain about {gain_s:.0f} s, and it takes up to {cost_s:.0f} s to {how}"
@@ -89,10 +89,10 @@ def _cache() -> Path:
     return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
 
 
-def _key(experiment: Experiment, threads: int) -> str:
+def _key(experiment: Experiment, threads: int, n_runs: int) -> str:
     """What decides the compiled program, but for rlframe's own code."""
     config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
-    machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device]
+    machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device, n_runs]
     text = json.dumps([machine, config], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -26,6 +26,7 @@ from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment, check_parts, share_of, whole_of
 from rlframe.experiment.job import Job, choices_made
 from rlframe.experiment.live_run import LiveRun
+from rlframe.experiment.placing import Placing
 from rlframe.experiment.resumable import is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
@@ -33,17 +34,14 @@ from rlframe.experiment.weights import agents_in
 from rlframe.record import current_run, logger_context
 from rlframe.record.directory import run_directory
 from rlframe.record.rank_state import list_snapshots
+from rlframe.record.run import Run, SecondaryRankRun
 from rlframe.record.snapshot import load_newest, load_snapshot
+from rlframe.runners import Runner
 from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
-
-_CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
-_CANDIDATES = ("serial", "cpu", "gpu")  # of sampler=auto
-_NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
-
-Source = tuple[str, Mapping[str, Any]]  # a name for --show, and the keys that it gives
+from rlframe.system.signals import StopRequest
 
 _logger = logging.getLogger("rlframe")
 
@@ -147,16 +145,48 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
             logger_context(config=config, resume=bool(resume), **_record_of(placed)) as run,
         ):
             if not place.rank:
-                summary = [f"{name}: {text}" for name, text in built.summary.items()]
-                for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
-                    _logger.info(note)
-                _logger.info(f"run: {run.directory}")
-                compiles = {"compile": built.compilation.name} if experiment.compile == "auto" else {}
-                run.record_choices({**hardware.choices_of(share, resolved), **compiles})
+                _describe(run, job, resolved, built)
             if resume:
                 _continue(built, state, resume, int(found[2]["env_steps"]) if found else 0)
             metrics = built.train()
     return TrainResult(run.directory, metrics)
+
+
+def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: StopRequest, console: bool) -> str:
+    """Train one of several jobs of this process, whose caller has its affinity and receives signals for `stop`.
+
+    Returns its directory.    console: it shows its rows and messages.
+    """
+    found = _newest_state(job.resume, job.experiment.snapshot_mode, 0) if job.resume else None
+    placed = chz.replace(job.experiment, log_dir=job.resume or job.experiment.log_dir)
+    settings = resolved.experiment.without_init() if found else resolved.experiment
+    with (
+        build(settings, resolved.affinity, placing) as built,
+        logger_context(
+            config=to_flat(resolved.experiment), resume=bool(job.resume), console=console, **_record_of(placed)
+        ) as run,
+    ):
+        _describe(run, job, resolved, built)
+        if job.resume:
+            _continue(built, found[1] if found else {}, job.resume, int(found[2]["env_steps"]) if found else 0)
+        built.learning_call(_train_until, built.runner, stop)
+    return str(run.directory)
+
+
+def _train_until(runner: Runner, stop: StopRequest) -> None:
+    runner.stop = stop
+    for _ in runner.rows():
+        pass
+
+
+def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved, built: Built) -> None:
+    """Log what was built and chosen, and record the choices."""
+    summary = [f"{name}: {text}" for name, text in built.summary.items()]
+    for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
+        _logger.info(note)
+    _logger.info(f"run: {run.directory}")
+    compiles = {"compile": built.compilation.name} if job.experiment.compile == "auto" else {}
+    run.record_choices({**hardware.choices_of(job.experiment, resolved), **compiles})
 
 
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:

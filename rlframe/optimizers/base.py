@@ -39,6 +39,9 @@ class Optimizer(ABC):
             skipped: float32 [] on that device, 1.0 to change nothing.
         """
 
+    def renew_views(self) -> None:  # noqa: B027
+        """Optional: make views of its state again, whose memory is another now."""
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Its state; tensors are not copied."""

@@ -33,6 +33,9 @@ class Moments(Optimizer):
         self.moments = tuple(moments)
         self._moments = [[torch.zeros_like(parameter) for parameter in parameters] for _ in self.moments]
         self._n_steps = torch.zeros(len(parameters), device=parameters[0].device)
+        self.renew_views()
+
+    def renew_views(self) -> None:
         self._steps = list(self._n_steps.unbind())
 
     @torch.no_grad()

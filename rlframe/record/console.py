@@ -12,12 +12,14 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from rlframe.core.files import is_in_place, open_to_append
+from rlframe.core.ranks import set_within
 from rlframe.record.metrics import step_of
 
 LEVELS = ("DEBUG", "INFO", "WARNING")
@@ -25,6 +27,7 @@ _SILENCE_S = 30.0  # without a row
 _REFRESH_S = 0.25
 
 _logger = logging.getLogger("rlframe")
+_speaker: ContextVar[str] = ContextVar("rlframe_speaker", default="")
 
 
 def on_terminal() -> bool:
@@ -267,11 +270,23 @@ def debug_is_shown() -> bool:
     return any(isinstance(each, ConsoleMessages) and each.level <= logging.DEBUG for each in _logger.handlers)
 
 
+def speaking_as(name: str) -> AbstractContextManager[None]:
+    """Context of one of several runs at once: handlers attached in it take no messages of the other runs."""
+    return set_within(_speaker, name)
+
+
 def attach(handler: logging.Handler, until: ExitStack) -> None:
     """Give rlframe's messages of all levels to a handler until the stack is closed, which closes it."""
-    before = _logger.level
+    before, own = _logger.level, _speaker.get()
+    handler.addFilter(lambda _: not own or _speaker.get() in ("", own))
     _logger.addHandler(handler)
     _logger.setLevel(logging.DEBUG)
+    until.callback(_restore_level, before)
     until.callback(handler.close)
     until.callback(_logger.removeHandler, handler)
-    until.callback(_logger.setLevel, before)
+
+
+def _restore_level(level: int) -> None:
+    """As it was before a handler was attached, unless another run has its own."""
+    if not any(isinstance(each, DebugLog | ConsoleMessages) for each in _logger.handlers):
+        _logger.setLevel(level)

@@ -140,6 +140,7 @@ class PlannedRun:
     directory: Path  # <study>/<setting>/run_<ID>
     command: tuple[str, ...]
     resume_command: tuple[str, ...]  # continues from the snapshot in its directory
+    stack_command: tuple[str, ...] = ()  # trains it with others that have the same, by stack=[seeds]; (): by itself
 
     @property
     def name(self) -> str:

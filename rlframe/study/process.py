@@ -15,7 +15,7 @@ from types import FrameType
 from typing import IO
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import open_regular_file, open_to_append
+from rlframe.core.files import open_regular_file, open_to_append, read_json
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.record import move_aside, size_and_time
@@ -67,19 +67,26 @@ def describe_exit(status: int) -> str:
 
 
 class RunProcess:
-    """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies."""
+    """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies.
 
-    def __init__(self, run: PlannedRun, slot: Slot, resume: bool) -> None:
+    With `others` it is one of a stack, which one process trains (stack=true).
+    """
+
+    def __init__(self, run: PlannedRun, slot: Slot, resume: bool, others: Sequence[PlannedRun] = ()) -> None:
         """Start or resume the run; its output is appended to `run.log`. Raises OSError or ConfigError if that fails."""
-        self.run, self.slot = run, slot
+        self.run, self.runs, self.slot = run, (run, *others), slot
         self.kill_reason = ""  # why the queue killed it; empty if it did not
         self.pruned = ""  # why a search has no more use for it
         self.interrupted = False
         self._start_s = self._changed_s = time.monotonic()
         self._kill_s = math.inf  # when to kill it
         command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
+        if others:
+            seeds = ",".join(each.arguments["seed"] for each in self.runs)
+            command = [*run.stack_command, f"stack=[{seeds}]", f"affinity={slot.code}"]
         cpus = ",".join(map(str, slot.affinity.cpus)) or "-"
-        for folder in (run.directory, *run.directory.parents[: len(Path(run.setting).parts)]):
+        folders = [each.directory for each in self.runs] + [*run.directory.parents[: len(Path(run.setting).parts)]]
+        for folder in folders:
             if folder.is_symlink():
                 raise ConfigError(f"{folder} is a link; a study writes only into its own folders")
         run.log.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +100,8 @@ class RunProcess:
         except BaseException:
             self.close()
             raise
-        self._logs = (run.log, run.directory / "progress.csv", run.directory / "debug.log")
+        written = [each.directory / name for each in self.runs for name in ("progress.csv", "debug.log")]
+        self._logs = (run.log, *written)
         self._log_stats = self._stat_logs()
 
     def sentinels(self) -> list[int]:
@@ -119,6 +127,19 @@ class RunProcess:
         output = last_line(self.run.log)
         cause = describe_exit(status)
         return status, self.kill_reason or (f"{cause}: {output}" if output else cause)
+
+    def result_of(self, run: PlannedRun) -> tuple[int, str]:
+        """The same of one of the runs of a stack: if the process ended otherwise, by what the run's own record says."""
+        status, reason = self.result()
+        if not reason or len(self.runs) == 1 or self.kill_reason:
+            return status, reason
+        try:
+            own = read_json(run.directory / "result.json")
+        except ConfigError:  # it had not ended
+            return status, reason
+        if own.get("ended") in ("completed", "stopped"):
+            return 0, ""
+        return status, str(own.get("reason")) if own.get("ended") == "failed" else reason
 
     def check_hung(self, stall_s: float) -> None:
         """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait."""

@@ -108,7 +108,8 @@ class Queue:
             finally:
                 for process in self._active:
                     process.close()
-                    self._status(process.run).state = INTERRUPTED
+                    for run in process.runs:
+                        self._status(run).state = INTERRUPTED
                 self._active.clear()
                 self._save()
                 self._show(last=True)
@@ -126,20 +127,32 @@ class Queue:
                 self._finish(run, PRUNED, reason)
                 continue
             slot = self._free.pop(0)
-            status = self._status(run)
-            status.state, status.slot, status.reason = RUNNING, slot.index, ""
-            status.attempts += 1
+            runs = [run, *self._stack_of(run)]
+            for each in runs:
+                status = self._status(each)
+                status.state, status.slot, status.reason = RUNNING, slot.index, ""
+                status.attempts += 1
             try:
-                resume = bool(list_snapshots(run.directory / "snapshot"))
-                if not resume:
-                    move_aside(run)
-                self._active.append(RunProcess(run, slot, resume))
+                resumed = [bool(list_snapshots(each.directory / "snapshot")) for each in runs]
+                for each, resumes in zip(runs, resumed, strict=True):
+                    if not resumes:
+                        move_aside(each)
+                self._active.append(RunProcess(run, slot, resumed[0], runs[1:]))
             except (OSError, ConfigError) as error:
                 self._free.insert(0, slot)
-                self._finish(run, FAILED, f"cannot be started: {error}")
+                for each in runs:
+                    self._finish(each, FAILED, f"cannot be started: {error}")
                 continue
-            self._table.message(f"{run.name} {'resumes' if resume else 'starts'} on slot {slot.index}")
+            for each, resumes in zip(runs, resumed, strict=True):
+                self._table.message(f"{each.name} {'resumes' if resumes else 'starts'} on slot {slot.index}")
             self._save()
+
+    def _stack_of(self, run: PlannedRun) -> list[PlannedRun]:
+        """The waiting runs that are trained in the process of this one, which wait no more."""
+        found = [each for each in self._waiting if run.stack_command and each.stack_command == run.stack_command]
+        for each in found:
+            self._waiting.remove(each)
+        return found
 
     def _collect_finished(self) -> None:
         """Record the runs that have ended and free their slots; kill hung runs."""
@@ -153,17 +166,22 @@ class Queue:
             self._active.remove(process)
             self._free.append(process.slot)
             self._free.sort(key=lambda slot: slot.index)
-            status = self._status(process.run)
-            status.seconds = round(status.seconds + process.seconds(), 3)
-            status.exit_status, reason = process.result()
+            for run in process.runs:
+                self._finish_of(process, run)
             process.close()
-            if process.pruned and reason:
-                self._finish(process.run, PRUNED, process.pruned)
-                continue
-            interrupted = process.interrupted and not process.kill_reason
-            if not reason and self._out_of_time(process.run):
-                interrupted, reason = True, "its time limit is reached; the same command continues it"
-            self._finish(process.run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
+
+    def _finish_of(self, process: RunProcess, run: PlannedRun) -> None:
+        """Record the end of a run whose process has ended."""
+        status = self._status(run)
+        status.seconds = round(status.seconds + process.seconds(), 3)
+        status.exit_status, reason = process.result_of(run)
+        if process.pruned and reason:
+            self._finish(run, PRUNED, process.pruned)
+            return
+        interrupted = process.interrupted and not process.kill_reason
+        if not reason and self._out_of_time(run):
+            interrupted, reason = True, "its time limit is reached; the same command continues it"
+        self._finish(run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
 
     def _out_of_time(self, run: PlannedRun) -> bool:
         """Whether runner.max_time_s ended it; without a result.json, whether its log has not reached the end."""
@@ -206,7 +224,7 @@ class Queue:
 
     def _row(self, run: PlannedRun) -> Row:
         status = self._status(run)
-        running = next((process.seconds() for process in self._active if process.run is run), 0.0)
+        running = next((process.seconds() for process in self._active if run in process.runs), 0.0)
         progress = self._readers[run.name].read()
         return Row(run.name, status.state, status.slot, status.seconds + running, status.reason, progress)
 

@@ -4,6 +4,7 @@ It has experiments, each with its key=value words: from the command line, a YAML
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.settings import to_flat
+from rlframe.experiment.stacked import check_stackable
 from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
@@ -88,11 +90,17 @@ def plan_study(
         log_dir = directory or shared.text("log_dir")
         return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(command, checked))
 
+    stack = shared.flag("stack")
+    if searches and stack:
+        raise ConfigError("stack=true is for the seeds of a grid, not for a search; leave it out")
     study, checked = (_searched if searches else _swept)(experiments, check, trust, place)
+    for experiment in checked if stack else ():
+        check_stackable(experiment)
     facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
     study = replace(study, facts={**facts, "config": _common_config(checked)})
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
-    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), study.n_runs, on_gpu)
+    n_processes = len({run.stack_command or run.name for run in study.runs}) or study.n_runs
+    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), n_processes, on_gpu)
     return study, slots, options
 
 
@@ -207,8 +215,26 @@ def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[
         with naming(name):
             make_run = partial(template.make_run, directory, name)
             runs += plan.make_runs(make_run, base, grids[name].combinations(), run_id)
+    if shared.flag("stack"):
+        runs = stacked(runs, template)
     ordered = plan.in_order(runs, order)
     return ordered if trust else tuple(map(trusting_itself, ordered))
+
+
+def stacked(runs: Sequence[PlannedRun], template: plan.CommandTemplate) -> list[PlannedRun]:
+    """The runs, whose seeds of a setting are trained in one process.
+
+    Raises:
+        ConfigError: no setting has several seeds.
+    """
+    if not any(n > 1 for n in Counter(run.setting for run in runs).values()):
+        raise ConfigError("stack=true trains several seeds at once, and no setting of this study has; add repeats=N")
+    found = []
+    for run in runs:
+        words = [f"{key}={value}" for key, value in run.arguments.items() if key != "seed"]
+        place = f"log_dir={run.directory.parent}"
+        found.append(replace(run, stack_command=(*template.command, *words, place)))
+    return found
 
 
 def run_template(trust: bool) -> plan.CommandTemplate:

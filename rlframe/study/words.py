@@ -11,7 +11,7 @@ from rlframe.core.files import parse_yaml
 from rlframe.experiment.presets import load_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key, split_values
 
-STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # one value for all runs
+STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds", "stack")  # one value for all runs
 _SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}
 _NAME = re.compile(r"(?!run_\d)\w[\w+=.,-]{0,99}")  # of a directory; run_0 would look like a run
 

@@ -51,6 +51,11 @@ REFUSED = [
     (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9,2"], "clip=0.2,discount=2/run_0: algo.discount=2"),
     (["repeats=2", "seed=x"], "seed='x' must be a whole number"),
     (["repeats=2", "run_ID=2"], "a run's ID is its seed"),
+    (["sweep.algo.clip=0.1,0.2", "stack=true"], "no setting of this study has; add repeats=N"),
+    (["repeats=2", "stack=yes"], "stack='yes' must be true or false"),
+    (["repeats=2", "stack=true", "sampler=cpu"], "stack=true is not for sampler=cpu"),
+    (["search.algo.clip=uniform(0.1,0.2)", "repeats=2", "stack=true"], "not for a search"),
+    (["stack=true"], "give it sweep.seed= or repeats="),
 ]
 
 

@@ -1,0 +1,200 @@
+"""stack=true: the seeds of a setting trained in one process, each a run of its own, whose updates are made at once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import chz
+
+from rlframe.agents import Agent
+from rlframe.agents.team import Team
+from rlframe.algos.compiled import CompileChoice
+from rlframe.algos.stacked import REMEDY, UpdateStack
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
+from rlframe.core.parts import ROOTS, part_name
+from rlframe.experiment import hardware
+from rlframe.experiment.build import choose_device
+from rlframe.experiment.config import Experiment
+from rlframe.experiment.job import Job, read_job
+from rlframe.experiment.placing import Placing
+from rlframe.experiment.settings import to_flat
+from rlframe.experiment.train import train_placed
+from rlframe.experiment.trust import foreign
+from rlframe.models.encoders import has_images
+from rlframe.record.console import speaking_as
+from rlframe.record.loggers import DEFAULT_LOGGERS
+from rlframe.record.snapshot import list_snapshots
+from rlframe.rewards import NoBonus
+from rlframe.runners import MinibatchRl
+from rlframe.samplers import auto, serial
+from rlframe.system.affinity import pinned
+from rlframe.system.env_vars import env_vars_set
+from rlframe.system.machine import retain_freed_memory
+from rlframe.system.meeting import Meeting
+from rlframe.system.signals import StopRequest, stop_request
+
+_GRACE_S = 7.0  # for each run, from a signal to its snapshot
+
+_logger = logging.getLogger("rlframe")
+
+
+class SeedsFailed(ReadableError):
+    """Some of the runs of a stack failed; the others have come to their end."""
+
+
+def check_stackable(c: Experiment) -> None:
+    """Raise ConfigError if the seeds of this experiment cannot be trained as a stack."""
+    if c.world_size > 1:
+        _refuse(f"world_size={c.world_size}")
+    if c.learners != 1:
+        _refuse(f"learners={c.learners}")
+    if c.runner.runner_class is not MinibatchRl:
+        _refuse(f"runner={part_name(c.runner, ROOTS['runner'])}")
+    if not isinstance(c.sampler, auto.Config | serial.Config):
+        _refuse(f"sampler={part_name(c.sampler, ROOTS['sampler'])}")
+    if choose_device(c.device).type != "cpu":
+        _refuse(f"device={c.device}, as it was never measured on a GPU (or add device=cpu)")
+    if c.eval.n_workers > 0:
+        _refuse(f"eval.n_workers={c.eval.n_workers}")
+    if c.model.memory != "none":
+        _refuse(f"model.memory={c.model.memory}")
+    for key, value in to_flat(c).items():
+        if key.endswith("dropout") and value:
+            _refuse(f"{key}={value}")
+    if not isinstance(c.reward.bonus, NoBonus):
+        _refuse(f"reward.bonus={to_flat(c)['reward.bonus']}")
+    if c.on_ray():
+        _refuse("what is on Ray")
+    if set(c.loggers) - set(DEFAULT_LOGGERS):
+        _refuse(f"loggers=[{','.join(c.loggers)}]")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConfigError(f"stack=true is not for {what}; {REMEDY}")
+
+
+class Seat(Placing):
+    """Of one of the runs of a stack."""
+
+    def __init__(self, number: int, stack: UpdateStack) -> None:
+        self.number, self.n_runs, self._stack = number, stack.meeting.n, stack
+
+    def place(self, agent: Agent) -> None:
+        if isinstance(agent, Team):
+            _refuse("environments of several agents")
+        observation_space: Any = agent.observation_space
+        if has_images(observation_space):
+            _refuse("observations that are images, whose updates it would not make faster")
+        self._stack.place(agent, self.number)
+
+    def compiled(self, choice: CompileChoice) -> CompileChoice:
+        agreed = self._stack.agreed(choice)
+        return replace(agreed, prepare=partial(self._stack.prepare, self.number), shared=True)
+
+
+@dataclass
+class Outcome:
+    """How the run of a seed ended."""
+
+    seed: int
+    directory: str = ""
+    error: BaseException | None = None  # that ended it
+
+
+def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
+    """The job of each seed, from the words of a launch without one; a run that has a snapshot is resumed.
+
+    Raises:
+        ConfigError: a key or value is wrong, or it cannot be stacked.
+    """
+    if not words.get("log_dir") or not all(seed.isdecimal() for seed in seeds):
+        raise ConfigError(
+            f"stack=[{','.join(seeds)}] is what a study starts for stack=true; give it sweep.seed= or repeats="
+        )
+    trusts = {"trust": "true"} if words.get("trust") == "true" or foreign(words) else {}
+    jobs = []
+    for seed in seeds:
+        run = Path(words["log_dir"]) / f"run_{seed}"
+        resumes = bool(list_snapshots(run / "snapshot"))
+        own = {"resume": str(run), **trusts} if resumes else {**words, "seed": seed, "run_ID": seed}
+        jobs.append(read_job(own))
+        check_stackable(jobs[-1].experiment)
+    return jobs
+
+
+def run_stack(jobs: Sequence[Job]) -> None:
+    """Train a stack of jobs to their ends, and print what became of each.
+
+    Raises:
+        ConfigError: their parts do not fit together.    Interrupted: a signal stopped them; snapshots were written.
+        SeedsFailed: some failed.
+    """
+    outcomes = train_stack(jobs)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    for kind in (ConfigError, Interrupted):
+        for error in errors:
+            if isinstance(error, kind):
+                raise error
+    for outcome in outcomes:
+        if outcome.error is not None:
+            text = f"seed {outcome.seed}: {type(outcome.error).__name__}: {outcome.error}"
+            print(printable(text), file=sys.stderr)
+    if errors:
+        raise SeedsFailed(f"{len(errors)} of {len(outcomes)} seeds failed, the first: {errors[0]}") from errors[0]
+
+
+def train_stack(jobs: Sequence[Job]) -> list[Outcome]:
+    """Train jobs that differ in their seeds alone, to their ends: each in a thread, one of which runs at a time."""
+    retain_freed_memory()
+    first = _serial(jobs[0].experiment)
+    resolved = hardware.resolve(first, threads=jobs[0].threads)
+    meeting = Meeting(len(jobs))
+    stack, level = UpdateStack(meeting), _logger.level
+    outcomes = [Outcome(job.experiment.seed) for job in jobs]
+    with (
+        env_vars_set(first.env_vars),
+        pinned(resolved.affinity.master),
+        stop_request(_GRACE_S * len(jobs), first.runner.max_time_s) as stop,
+    ):
+        threads = []
+        for number, (job, outcome) in enumerate(zip(jobs, outcomes, strict=True)):
+            own = _serial(job.experiment)
+            own = chz.replace(own, precision=resolved.experiment.precision, eval=resolved.experiment.eval)
+            train = partial(_train, job, replace(resolved, experiment=own), Seat(number, stack), meeting, stop, outcome)
+            name = f"seed {job.experiment.seed}"
+            threads.append(threading.Thread(target=copy_context().run, args=(train,), name=name, daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    _logger.setLevel(level)
+    return outcomes
+
+
+def _train(
+    job: Job, resolved: hardware.Resolved, seat: Seat, meeting: Meeting, stop: StopRequest, outcome: Outcome
+) -> None:
+    meeting.begin(seat.number)
+    try:
+        with speaking_as(f"seed {outcome.seed}"):
+            outcome.directory = train_placed(job, resolved, seat, stop, console=seat.number == 0)
+    except BaseException as error:
+        outcome.error = error
+    finally:
+        meeting.leave(seat.number)
+
+
+def _serial(experiment: Experiment) -> Experiment:
+    """With sampler=serial where it is auto: all samplers give the same samples."""
+    sampler = experiment.sampler
+    if not sampler.undecided:
+        return experiment
+    return chz.replace(experiment, sampler=auto.candidates(sampler, 1)["serial"])

@@ -1,0 +1,34 @@
+"""Updates mapped over runs: the graph of one becomes that of all, changes of its state included."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rlframe.algos.recorded import NotCompiled
+from rlframe.algos.stacked import mapped_graph
+
+
+def update(x: Tensor, weight: Tensor, target: Tensor) -> list[Tensor]:
+    """With operations of updates that vmap has no rules for: on lists, and some in place."""
+    torch._foreach_add_([weight, target], [x.mean(), x.sum()])
+    torch._foreach_lerp_([target], [weight], 0.25)
+    target.clamp_(max=1.5)
+    return [x @ weight]
+
+
+def test_a_mapped_update_does_for_each_run_what_its_own_does() -> None:
+    x, weight, target = torch.randn(3, 5, 4), torch.randn(3, 4), torch.randn(3, 4)
+    own = [(x[i].clone(), weight[i].clone(), target[i].clone()) for i in range(3)]
+    results = [update(*each)[0] for each in own]
+    graph = make_fx(update)(*(each.clone() for each in own[0]))
+    (found,) = mapped_graph(graph, [x, weight, target])(x, weight, target)
+    torch.testing.assert_close(found, torch.stack(results))
+    torch.testing.assert_close(weight, torch.stack([each[1] for each in own]))
+    torch.testing.assert_close(target, torch.stack([each[2] for each in own]))
+
+
+def test_an_operation_without_a_rule_is_an_error_instead_of_a_loop() -> None:
+    graph = make_fx(lambda x: [torch.histc(x, 4)])(torch.rand(5))
+    with pytest.raises(NotCompiled, match="cannot be mapped over runs"):
+        mapped_graph(graph, [torch.rand(3, 5)])
