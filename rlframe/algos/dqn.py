@@ -3,7 +3,8 @@
 With the options that Rainbow (Hessel et al. 2018, arXiv 1710.02298) combines, each on its own: double (van Hasselt et
 al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step, explore=noisy (Fortunato et al. 2018),
 and the value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
-For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
+Soft targets: munchausen (Vieillard et al. 2020). For data of other policies: conservative_weight (CQL, Kumar et al.
+2020).
 
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
@@ -36,7 +37,7 @@ from rlframe.algos.off_policy import (
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prefetch import Prefetch
 from rlframe.algos.prioritized import check_priorities, initial_priority
-from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.config import count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
@@ -49,6 +50,7 @@ from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap
+from rlframe.ops.q_learning import log_policy_bonus, soft_values
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayBuffer, Transitions
 
@@ -93,7 +95,9 @@ class Config(OffPolicyConfig):
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
     initial_priority: str = initial_priority("the TD error of acting")
     unique: bool = option(False, "prioritized: no row is twice in a batch")
-
+    munchausen: float = fraction(0.0, "alpha: weight of the log-policy added to the first reward; 0: hard targets")
+    munchausen_temperature: float = positive(0.03, "tau, of the policy softmax(Q / tau) by the target network")
+    munchausen_clip: float = number(-1.0, "least tau log pi that is added", low=-1e9, high=0.0)
     conservative_weight: Scheduled = scheduled(
         0.0, "alpha of CQL: weight of log sum exp Q(s, .) - Q(s, a), for data of other policies (the paper: 0.5 to 4)"
     )
@@ -102,6 +106,16 @@ class Config(OffPolicyConfig):
     def _check(self) -> None:
         if self.value == "categorical" and self.huber_delta != 1:
             raise ConfigError(f"algo.huber_delta={self.huber_delta:g} is not for algo.value=categorical; leave it out")
+        if self.munchausen and self.double:
+            raise ConfigError(
+                f"algo.double=true chooses one next action, but algo.munchausen={self.munchausen:g} averages over all; "
+                f"use algo.double=false"
+            )
+        if self.munchausen and self.value == "categorical":
+            raise ConfigError(
+                f"algo.munchausen={self.munchausen:g} averages values over actions, which logits of "
+                f"algo.value=categorical are not; use expected or quantile"
+            )
         check_priorities(self)
         if self.initial_priority == "td" and self.value == "categorical":
             raise ConfigError(
@@ -186,7 +200,7 @@ class DQN(OffPolicy):
 
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""
-        kind, ends = self.agent.kind, (batch.return_, batch.bootstrap)
+        kind, ends = self.agent.kind, (self.returns(batch), batch.bootstrap)
         loss, error, q = kind.loss_of_actions(values, batch.action, self.next_values(batch), *ends)
         if self.config.conservative_weight != 0:
             loss = loss + self.now.conservative_weight * self._gap(kind.q(values), batch)
@@ -198,11 +212,27 @@ class DQN(OffPolicy):
         return conservative_gap(self.agent.of_allowed(q, batch.inputs), taken)
 
     @torch.no_grad()
+    def returns(self, batch: Transitions) -> Tensor:
+        """G [n], plus α max(τ ln π(a|s), clip) of the first step with `munchausen` α: replay has no rows between."""
+        c, kind = self.config, self.agent.kind
+        if c.munchausen == 0:
+            return batch.return_
+        q = self.agent.of_allowed(kind.q(self.target(batch.inputs, ())[0]), batch.inputs)
+        bonus = log_policy_bonus(q, batch.action, c.munchausen_temperature, c.munchausen_clip)
+        return batch.return_ + c.munchausen * bonus
+
+    @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:
-        """The target network's numbers [n, n_atoms] of the best allowed action, with `double` the online's best."""
+        """The target network's numbers [n, n_atoms] of the best allowed action, with `double` the online's best.
+
+        With `munchausen` their mean over the soft policy, plus its entropy.
+        """
         next_values, _ = self.target(batch.next_inputs, ())
-        chooser = self.agent(batch.next_inputs, ())[0] if self.config.double else next_values
         kind = self.agent.kind
+        if self.config.munchausen != 0:
+            q = self.agent.of_allowed(kind.q(next_values), batch.next_inputs)
+            return soft_values(next_values, q, self.config.munchausen_temperature)
+        chooser = self.agent(batch.next_inputs, ())[0] if self.config.double else next_values
         if self.agent.masked:
             return of_actions(next_values, self.agent.best(kind.q(chooser), batch.next_inputs))
         return kind.of_best(next_values, chooser)

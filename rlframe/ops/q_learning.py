@@ -1,4 +1,4 @@
-"""Losses of the DQN family on independent rows, for expected, categorical and quantile values; and value rescaling.
+"""Losses of the DQN family on independent rows, for each kind of value; soft targets; and value rescaling.
 
 The losses share: `return_` [n], the n-step return; `bootstrap` [n], the factor γ^k on the next value, 0 after
 termination. Targets are constants. Each returns the loss [n] and the error [n] >= 0, for prioritized replay.
@@ -124,6 +124,25 @@ def truncated(theta: Tensor, n_dropped: int) -> Tensor:
     k, _, n_atoms = theta.shape
     pooled = theta.transpose(0, 1).flatten(1).sort(-1).values
     return pooled[:, : k * (n_atoms - n_dropped)]
+
+
+def soft_values(values: Tensor, q: Tensor, temperature: float) -> Tensor:
+    """Σ_a π(a|s) (Z(s, a) - τ ln π(a|s)), π = softmax(Q / τ)   (Vieillard, Pietquin & Geist 2020, arXiv 2007.14430).
+
+    Args:
+        values: [n, A, N], Q-values or quantiles.    q: [n, A], -inf for forbidden actions.    temperature: τ.
+    Returns:
+        [n, N].
+    """
+    policy = (q / temperature).softmax(-1)
+    entropy = torch.special.entr(policy).sum(-1, keepdim=True)
+    return (policy.unsqueeze(-1) * values).sum(-2) + temperature * entropy
+
+
+def log_policy_bonus(q: Tensor, action: Tensor, temperature: float, least: float) -> Tensor:
+    """max(τ ln π(a|s), least) [n], π = softmax(Q / τ), of the actions taken [n]; arguments as in `soft_values`."""
+    log_policy = (q / temperature).log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return (temperature * log_policy).clamp(min=least)
 
 
 _EPSILON = 1e-3  # of Kapturowski et al. 2019: keeps the inverse Lipschitz

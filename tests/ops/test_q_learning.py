@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from rlframe.ops.q_learning import categorical_loss, expected_loss, project, quantile_loss, rescale, unscale
+from rlframe.ops.q_learning import (
+    categorical_loss,
+    expected_loss,
+    log_policy_bonus,
+    project,
+    quantile_loss,
+    rescale,
+    soft_values,
+    unscale,
+)
 
 
 def t(*numbers: float) -> torch.Tensor:
@@ -97,3 +106,22 @@ def test_unscaling_undoes_rescaling(x: float) -> None:
 
 def test_rescaling_by_hand() -> None:
     torch.testing.assert_close(rescale(t(3.0, -8.0)), t(1.003, -2.008))
+
+
+def test_soft_values_of_two_actions_are_those_worked_out_by_hand() -> None:
+    # Q = 0, τ ln 3 and τ = 1/2: π = 1/4, 3/4; τ logsumexp(Q / τ) = τ ln 4, and so with quantiles around the same means
+    tau = 0.5
+    q = t(0.0, tau * math.log(3))[None]
+    torch.testing.assert_close(soft_values(q.unsqueeze(-1), q, tau), t(tau * math.log(4))[None])
+    quantiles = torch.stack([q - 1, q + 1], -1)
+    expected = tau * math.log(4) + t(-1.0, 1.0)[None]
+    torch.testing.assert_close(soft_values(quantiles, q, tau), expected)
+    bonus = log_policy_bonus(q.expand(2, 2), torch.tensor([0, 1]), tau, -0.2)
+    torch.testing.assert_close(bonus, t(-0.2, tau * math.log(0.75)))  # τ ln 1/4 = -0.69 is clipped
+
+
+def test_a_forbidden_action_has_no_part_in_soft_values() -> None:
+    values = t(1.0, 2.0, 7.0)[None]
+    allowed = values.masked_fill(torch.tensor([False, False, True]), -math.inf)
+    found = soft_values(values.unsqueeze(-1), allowed, 0.03)
+    torch.testing.assert_close(found, soft_values(values[:, :2].unsqueeze(-1), values[:, :2], 0.03))
