@@ -57,13 +57,13 @@ def test_huber_delta_is_that_of_quantiles_and_of_sequences_too() -> None:
     torch.testing.assert_close(loss, 0.5 * (priority - PRIORITY_EPSILON).square(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", ["expected", "quantile"])
+@pytest.mark.parametrize("value", ["expected", "quantile", "implicit"])
 def test_munchausen_adds_the_log_policy_to_the_reward_and_bootstraps_from_the_soft_value(value: str) -> None:
     # target Q(0, .) = 0, ln 3 / 2 and τ = 1/2: π = 1/4, 3/4, soft value τ ln 4; the bonus is of action 1
     algo = algo_for(value=value, n_atoms=2, munchausen=0.9, munchausen_temperature=0.5, huber_delta=math.inf)
     with torch.no_grad():
         algo.target.table[0, 1] = 0.5 * math.log(3)
-    _, error, _ = algo.evaluate(choices([0], [1], [2.0], [0.5], [0]))
+    _, error, _ = algo.evaluate(algo.with_fractions(choices([0], [1], [2.0], [0.5], [0])))
     assert error.item() == pytest.approx(2 + 0.9 * 0.5 * math.log(0.75) + 0.5 * 0.5 * math.log(4))
 
 

@@ -39,6 +39,7 @@ RUNS = {
     "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],
     "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
     "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "explore=noisy", "algo.value=quantile"],
+    "implicit": ["algo=dqn", *REPLAY, MASKED, "algo.dueling=true", "explore=noisy", "algo.value=implicit"],
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
     "masked": [*PPO, MASKED],
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
