@@ -56,6 +56,14 @@ FAST = ("dqn", "shifted")
 IMAGES = {  # slow to trace
     "pictures": [*PPO, *TRUSTED, "model.memory=gru", "model.memory_size=8"],
     "dqn_pictures": ["algo=dqn", *REPLAY, *TRUSTED],
+    "btr_pictures": [
+        "algo=dqn",
+        *REPLAY,
+        *TRUSTED,
+        "model.encoder=impala",
+        "model.spectral_norm=true",
+        "model.image_pool=2",
+    ],
     "ppo_atari": [*PPO, "env=ALE/Pong-v5"],
     "dqn_atari": ["algo=dqn", *REPLAY, "env=ALE/Pong-v5"],
 }
