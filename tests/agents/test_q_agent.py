@@ -138,6 +138,7 @@ def test_an_implicit_network_gives_the_quantiles_at_the_fractions_asked_for_and_
     torch.testing.assert_close(asked[1], middle[1][:, [0, 0, 3, 3]])
 
 
+@pytest.mark.slow
 def test_an_implicit_network_learns_the_quantiles_of_a_uniform_distribution() -> None:
     kind, generator = ImplicitValue(8, 16, huber_delta=0.1), torch.Generator().manual_seed(0)
     agent, inputs = agent_for(kind), inputs_for(VECTOR, ACTION, 64).torch()
