@@ -36,18 +36,6 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "CartPole-v1",
         {"explore": "noisy", "dueling": True, "value": "categorical", "prioritized": True, "n_step": 2, "v_max": 9.0},
     ),
-    "implicit_munchausen": (
-        dqn,
-        "CartPole-v1",
-        {
-            "explore": "noisy",
-            "dueling": True,
-            "value": "implicit",
-            "n_atoms": 3,
-            "munchausen": 0.9,
-            "prioritized": True,
-        },
-    ),
     "sac": (sac, "Pendulum-v1", {"max_grad_norm": "linear(1,0.5)", "tau": "linear(0.1,0.01)"}),
     "sac_discrete": (sac, "CartPole-v1", {"learn_temperature": False, "temperature": "linear(1,0.1)"}),
     "td3": (td3, "Pendulum-v1", {"target_noise": "linear(0.5,0)", "target_noise_clip": "cosine(0.5,0.1)"}),
