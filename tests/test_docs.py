@@ -135,8 +135,9 @@ def test_launch_commands_make_a_configuration(
     monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     for words in commands(document, "rlframe.launch"):
-        if any(word.startswith("experiment=mujoco/") for word in words) and not importlib.util.find_spec("mujoco"):
-            continue  # an extra that the tests do not need
+        families = [word.removeprefix("experiment=").partition("/")[0] for word in words]
+        if any(name in families and importlib.util.find_spec(name) is None for name in ("mujoco", "minatar")):
+            continue  # extras that the tests do not need
         with datasets_of(words, tmp_path):
             assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
     for file in tmp_path.glob("*.py"):

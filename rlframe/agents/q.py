@@ -105,9 +105,12 @@ class QAgent(ModelAgent):
         """Q-values [..., A], -inf for the actions that the inputs' mask forbids."""
         return q.masked_fill(~allowed(inputs.observation[ACTION_MASK]), -torch.inf) if self.masked else q
 
-    def forward(self, inputs: AgentInputs, memory: Tree) -> tuple[Tensor, Tree]:
-        """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers."""
-        return self.model(inputs, memory)
+    def forward(self, inputs: AgentInputs, memory: Tree, *tau: Tensor) -> tuple[Tensor, Tree]:
+        """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers.
+
+        `tau` [..., n_atoms]: fractions of implicit quantiles; the midpoints if not given.
+        """
+        return self.model(inputs, memory, 1.0, *tau)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return QNoise(self.exploration.noise(rng, lead), np.ones(lead, np.float32))
@@ -145,7 +148,8 @@ def make_q_agent(
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = QNetwork(observation_space, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
+        head = dueling, part.noisy_layers, kind.n_cosines
+        model = QNetwork(observation_space, action_space, kind.n_atoms, config, *head)
     exploration = part.make_q(int(action_space.n), masked)
     exploration.kind = part.kind()
     agent = QAgent(model, kind, exploration, observation_space, action_space)

@@ -3,18 +3,20 @@
 With the options that Rainbow (Hessel et al. 2018, arXiv 1710.02298) combines, each on its own: double (van Hasselt et
 al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step, explore=noisy (Fortunato et al. 2018),
 and the value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
-For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
+Beyond it: implicit quantiles (IQN, Dabney et al. 2018, arXiv 1806.06923) and soft targets, munchausen (Vieillard et al.
+2020). For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
 
-A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
+A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`, `models.fractions`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph`
-and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and
+`kernels`, which only make it fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 
 import chz
 import torch
@@ -36,19 +38,22 @@ from rlframe.algos.off_policy import (
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prefetch import Prefetch
 from rlframe.algos.prioritized import check_priorities, initial_priority
-from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
-from rlframe.critics.values import of_actions
+from rlframe.critics import ImplicitValue, Value
+from rlframe.critics.values import KINDS, of_actions
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
+from rlframe.kernels.device import to_device
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap
+from rlframe.ops.q_learning import log_policy_bonus, soft_values
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayBuffer, Transitions
 
@@ -82,6 +87,13 @@ class Config(OffPolicyConfig):
     batch_size: int = count(32, "rows an update")
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learning_starts: int = count(50_000, "env_steps before the first update", low=0)
+    value: str = choice(
+        "expected", (*KINDS, "implicit"), "what is learned of the return: its mean, distribution, quantiles"
+    )
+    n_atoms: int = count(
+        51, "atoms of categorical, quantiles, or fractions of implicit at which an update asks for them"
+    )
+    n_cosines: int = count(64, "features cos(pi i tau) of each fraction, for value=implicit", high=2**16)
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(10_000, "updates between moves of the target network")
     target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
@@ -93,7 +105,9 @@ class Config(OffPolicyConfig):
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
     initial_priority: str = initial_priority("the TD error of acting")
     unique: bool = option(False, "prioritized: no row is twice in a batch")
-
+    munchausen: float = fraction(0.0, "alpha: weight of the log-policy added to the first reward; 0: hard targets")
+    munchausen_temperature: float = positive(0.03, "tau, of the policy softmax(Q / tau) by the target network")
+    munchausen_clip: float = number(-1.0, "least tau log pi that is added", low=-1e9, high=0.0)
     conservative_weight: Scheduled = scheduled(
         0.0, "alpha of CQL: weight of log sum exp Q(s, .) - Q(s, a), for data of other policies (the paper: 0.5 to 4)"
     )
@@ -102,11 +116,27 @@ class Config(OffPolicyConfig):
     def _check(self) -> None:
         if self.value == "categorical" and self.huber_delta != 1:
             raise ConfigError(f"algo.huber_delta={self.huber_delta:g} is not for algo.value=categorical; leave it out")
+        if self.munchausen and self.double:
+            raise ConfigError(
+                f"algo.double=true chooses one next action, but algo.munchausen={self.munchausen:g} averages over all; "
+                f"use algo.double=false"
+            )
+        if self.munchausen and self.value == "categorical":
+            raise ConfigError(
+                f"algo.munchausen={self.munchausen:g} averages values over actions, which logits of "
+                f"algo.value=categorical are not; use expected, quantile or implicit"
+            )
         check_priorities(self)
         if self.initial_priority == "td" and self.value == "categorical":
             raise ConfigError(
-                "algo.initial_priority=td needs algo.value=expected or quantile, whose errors are TD errors; use max"
+                "algo.initial_priority=td needs algo.value=expected, quantile or implicit, whose errors are TD errors; "
+                "use max"
             )
+
+    def kind(self) -> Value:
+        if self.value == "implicit":
+            return ImplicitValue(self.n_atoms, self.n_cosines, self.huber_delta)
+        return super().kind()
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -162,7 +192,7 @@ class DQN(OffPolicy):
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
-        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
+        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers and fractions
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer])
         self.start_exploring()
 
@@ -171,22 +201,37 @@ class DQN(OffPolicy):
         return self.finish(batch, self.learn(batch))
 
     def draw(self, env_steps: int) -> Transitions:
-        """The batch of an update, and noise for both networks."""
+        """The batch of an update, noise for both networks, and the fractions of implicit quantiles."""
         self.schedules.follow(env_steps)  # the next batch's, if it is prefetched
         self.target.resample(self.generator)
         self.agent.model.resample(self.generator)
-        return self.replay.sample(self.config.batch_size, self.beta(env_steps) if self.config.prioritized else 0.0)
+        beta = self.beta(env_steps) if self.config.prioritized else 0.0
+        return self.with_fractions(self.replay.sample(self.config.batch_size, beta))
+
+    def with_fractions(self, batch: Transitions) -> Transitions:
+        """The batch, if quantiles are implicit with fractions [n, 3, n_atoms] in `drawn`; see `tau`."""
+        if self.config.value != "implicit":
+            return batch
+        drawn = torch.rand((len(batch.return_), 3, self.config.n_atoms), generator=self.generator)
+        return replace(batch, drawn=to_device(drawn, batch.return_.device))
+
+    def tau(self, batch: Transitions, network: int) -> tuple[Tensor, ...]:
+        """The fractions [n, n_atoms] drawn for the online network (0), the target at the next row (1) or at this (2).
+
+        None, unless quantiles are implicit.
+        """
+        return (batch.drawn[:, network],) if self.config.value == "implicit" else ()
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         return self.descend(batch, *self.evaluate(batch))
 
     def evaluate(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error and Q [n] of a batch; changes nothing."""
-        return self.loss(self.agent(batch.inputs, ())[0], batch)
+        return self.loss(self.agent(batch.inputs, (), *self.tau(batch, 0))[0], batch)
 
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""
-        kind, ends = self.agent.kind, (batch.return_, batch.bootstrap)
+        kind, ends = self.agent.kind.at(*self.tau(batch, 0)), (self.returns(batch), batch.bootstrap)
         loss, error, q = kind.loss_of_actions(values, batch.action, self.next_values(batch), *ends)
         if self.config.conservative_weight != 0:
             loss = loss + self.now.conservative_weight * self._gap(kind.q(values), batch)
@@ -198,11 +243,28 @@ class DQN(OffPolicy):
         return conservative_gap(self.agent.of_allowed(q, batch.inputs), taken)
 
     @torch.no_grad()
+    def returns(self, batch: Transitions) -> Tensor:
+        """G [n], plus α max(τ ln π(a|s), clip) of the first step with `munchausen` α: replay has no rows between."""
+        c, kind = self.config, self.agent.kind
+        if c.munchausen == 0:
+            return batch.return_
+        q = self.agent.of_allowed(kind.q(self.target(batch.inputs, (), 1.0, *self.tau(batch, 2))[0]), batch.inputs)
+        bonus = log_policy_bonus(q, batch.action, c.munchausen_temperature, c.munchausen_clip)
+        return batch.return_ + c.munchausen * bonus
+
+    @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:
-        """The target network's numbers [n, n_atoms] of the best allowed action, with `double` the online's best."""
-        next_values, _ = self.target(batch.next_inputs, ())
-        chooser = self.agent(batch.next_inputs, ())[0] if self.config.double else next_values
+        """The target network's numbers [n, n_atoms] of the best allowed action, with `double` the online's best.
+
+        With `munchausen` their mean over the soft policy, plus its entropy.
+        """
+        tau = self.tau(batch, 1)
+        next_values, _ = self.target(batch.next_inputs, (), 1.0, *tau)
         kind = self.agent.kind
+        if self.config.munchausen != 0:
+            q = self.agent.of_allowed(kind.q(next_values), batch.next_inputs)
+            return soft_values(next_values, q, self.config.munchausen_temperature)
+        chooser = self.agent(batch.next_inputs, (), *tau)[0] if self.config.double else next_values
         if self.agent.masked:
             return of_actions(next_values, self.agent.best(kind.q(chooser), batch.next_inputs))
         return kind.of_best(next_values, chooser)

@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.ops.q_learning import categorical_loss, clip_target, expected_loss, quantile_loss, td_loss
+from rlframe.ops.q_learning import (
+    categorical_loss,
+    clip_target,
+    expected_loss,
+    quantile_loss,
+    quantile_loss_at,
+    td_loss,
+)
 
 KINDS = ("expected", "categorical", "quantile")
 
@@ -23,6 +30,7 @@ class Value(ABC):
     """
 
     n_atoms: int
+    n_cosines = 0  # by which the network is told at which fractions the numbers are quantiles; 0: it is not
 
     @abstractmethod
     def q(self, values: Tensor) -> Tensor:
@@ -41,6 +49,10 @@ class Value(ABC):
         Args:
             target: [n, n_atoms] of the next action.    clip: largest magnitude of a target, a number or a tensor [].
         """
+
+    def at(self, *tau: Tensor) -> Value:
+        """This value where its numbers are quantiles at the fractions tau [n, n_atoms], if any are given."""
+        return self
 
     def loss_of_actions(
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
@@ -156,6 +168,33 @@ class QuantileValue(Value):
         self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
     ) -> tuple[Tensor, Tensor]:
         return quantile_loss(values, target, return_, bootstrap, self.huber_delta, clip)
+
+
+class ImplicitValue(QuantileValue):
+    """Returns at fractions that each update draws (IQN: Dabney, Ostrovski, Silver & Munos 2018); see models.fractions.
+
+    The Q-value is the mean of those that the network was asked for; acting asks for the midpoints, as QuantileValue.
+    """
+
+    def __init__(self, n_atoms: int, n_cosines: int = 64, huber_delta: float = 1.0) -> None:
+        super().__init__(n_atoms, huber_delta)
+        self.n_cosines = n_cosines
+
+    def at(self, *tau: Tensor) -> Value:
+        return _QuantilesAt(tau[0], self.huber_delta) if tau else self
+
+
+class _QuantilesAt(QuantileValue):
+    """Returns at these fractions [n, N]."""
+
+    def __init__(self, tau: Tensor, huber_delta: float) -> None:
+        super().__init__(tau.shape[-1], huber_delta)
+        self.tau = tau
+
+    def loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        return quantile_loss_at(self.tau, values, target, return_, bootstrap, self.huber_delta, clip)
 
 
 def make_value(kind: str, n_atoms: int, v_min: float, v_max: float, huber_delta: float) -> Value:

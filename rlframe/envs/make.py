@@ -35,6 +35,7 @@ Target = EnvSpec | Callable[..., Any]  # what an id stands for
 NO_ENV = none.NAME
 BACKENDS = ("auto", "native", "envpool", "python")
 _EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "pygame": "video", "envpool": "envpool"}
+_OF_NAMESPACE = {"ALE": ("ale_py", "atari"), "MinAtar": ("minatar", "minatar")}  # package and extra of ids
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "ale_py": "atari"}
 
 MADE = "_rlframe_made"  # attribute of environments that a run has
@@ -247,14 +248,14 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
         return _callable(id_, module, rest)
     if colon:
         _import(id_, module)  # Gymnasium's form module:Id-v0: importing the module registers the id
-    if rest.startswith("ALE/"):
-        if importlib.util.find_spec("ale_py") is None:
-            raise ConfigError(_install_message(id_, "atari"))
-        register_atari()
+    namespace = rest.partition("/")[0]
+    package, extra = _OF_NAMESPACE.get(namespace, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise ConfigError(_install_message(id_, extra))
     if rest not in gymnasium.registry:
         register_atari()
     if rest not in gymnasium.registry:
-        _register_plugins(rest.partition("/")[0])
+        _register_plugins(namespace)
     if rest not in gymnasium.registry and (several := pettingzoo.find_multi_agent(rest)):
         return several
     if rest not in gymnasium.registry:

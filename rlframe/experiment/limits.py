@@ -86,7 +86,7 @@ def _of_rows(experiment: Experiment) -> dict[str, float]:
         f"eval.n_envs={evaluation.n_envs}": n_eval * _ENV_BYTES,
         f"algo.batch_size={rows}{sequences}": rows * max(1, length) * _ROW_BYTES,
     }
-    if getattr(algo, "value", "") == "quantile":  # each quantile with each of the target
+    if getattr(algo, "value", "") in ("quantile", "implicit"):  # each quantile with each of the target
         found[f"algo.batch_size={rows} algo.n_atoms={atoms}, the pairs of quantiles,"] = rows * atoms**2 * _NUMBER
     if model.memory == "transformer":
         window = f"model.memory_window={model.memory_window} model.memory_layers={model.memory_layers}"

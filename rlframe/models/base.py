@@ -15,6 +15,7 @@ from rlframe.core.config import below_one, choice, count, number, option, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
+from rlframe.models.convolutions import spectral_vectors
 from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -42,8 +43,8 @@ def _has_hook(network: nn.Module) -> bool:
 
 
 def has_modes(network: nn.Module) -> bool:
-    """Whether it may compute something else when it learns: a user's network, or batch normalisation."""
-    return any(map(_has_hook, network.modules())) or bool(batch_statistics(network))
+    """Whether learning may compute something else, or change buffers: a user's network, or some normalisations."""
+    return any(map(_has_hook, network.modules())) or bool(batch_statistics(network) or spectral_vectors(network))
 
 
 def _follow_gradient(network: nn.Module, _: object) -> None:
@@ -55,9 +56,9 @@ def _follow_gradient(network: nn.Module, _: object) -> None:
 
 
 def statistics(network: nn.Module) -> list[Tensor]:
-    """Running statistics of batch normalisation, and all buffers of the users' networks in it."""
+    """Running statistics of normalisations, and all buffers of the users' networks in it."""
     of_users = [x for module in network.modules() if _has_hook(module) for x in module.buffers()]
-    buffers = {id(x): x for x in (*batch_statistics(network), *of_users)}
+    buffers = {id(x): x for x in (*batch_statistics(network), *spectral_vectors(network), *of_users)}
     return [buffer for buffer in buffers.values() if buffer.is_floating_point()]
 
 
@@ -144,6 +145,12 @@ class ModelConfig:
     block: str = choice("residual", ("residual", "sphere"), "adds to its input, or moves it along the unit sphere")
     critic: CriticConfig = chz.field(default=CriticConfig(), doc="networks of critics or state values, if separate")
     image_norm: str = choice("none", ("none", "layer"), "normalisation of a pixel's channels, after each convolution")
+    image_pool: int = count(
+        0, "side to which the convolutions' output is pooled by its maxima, in equal parts; 0: as it is", high=2**10
+    )
+    spectral_norm: bool = option(
+        False, "impala: weights of the residual convolutions divided by their largest singular value"
+    )
     memory: str = choice("none", ("none", "lstm", "gru", "transformer"), "what follows the encoder")
     memory_size: int = count(64, "width of the memory")
     memory_window: int = count(32, "rows that a transformer attends to: a row and those before it", low=2, high=2**16)

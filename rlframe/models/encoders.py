@@ -19,11 +19,13 @@ from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16, learning_in
 from rlframe.models.base import ModelConfig, with_modes
-from rlframe.models.network import LAYER_EPSILON, Network, orthogonal
+from rlframe.models.convolutions import AdaptiveMaxPool2d, ChannelNorm, FirstConv2d, SpectralConv2d
+from rlframe.models.network import Network, orthogonal
 
 _NATURE_MINIMUM = 36  # pixels per side, below which the Nature CNN has no output
 _HADAMAX_MINIMUM = 19
 _IMAGE_ENCODERS = ("nature", "impala", "hadamax")
+_OF_CONVOLUTIONS = ("channels", "kernels", "strides", "pools", "image_pool", "spectral_norm")
 
 
 class Vector(nn.Module):
@@ -70,24 +72,6 @@ class Image(nn.Module):
         return x.reshape(*x.shape[: x.dim() - self.ndim], *self.shape)
 
 
-class FirstConv2d(nn.Conv2d):
-    """A convolution of x * scale, for unscaled pixels: it scales the weights, which are fewer."""
-
-    def __init__(
-        self, channels: int, out: int, kernel: int, stride: int = 1, padding: int = 0, scale: float = 1.0
-    ) -> None:
-        super().__init__(channels, out, kernel, stride, padding)
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            # The weight gradient of a layer with few channels takes a fifth of the time in this layout: Mnih et al.'s
-            # network, forward and backward of 32 frame stacks, 13.7 -> 7.7 ms on one core of an AMD EPYC.
-            x = x.contiguous(memory_format=torch.channels_last)
-        x = x.bfloat16() if in_bf16() else x.float()  # bfloat16 represents 0 to 255 exactly
-        return F.conv2d(x, self.weight * self.scale, self.bias, self.stride, self.padding)
-
-
 def _pixel_scale(space: spaces.Box) -> float:
     """1 / the space's upper bound, if that is between 1 and 65,535; else 1."""
     high = float(space.high.max())
@@ -111,18 +95,6 @@ def _has_boards(space: Space, config: ModelConfig) -> bool:
             return any(_has_boards(sub, config) for sub in space.spaces)
     board = isinstance(space, spaces.Box) and len(space.shape) == 3
     return board and config.encoder == "nature" and bool(config.kernels)
-
-
-class ChannelNorm(nn.Module):
-    """Normalisation of the channels of each pixel of [N, channels, height, width] (Ba et al. 2016), in float32."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        pixels = x.movedim(1, -1).float()  # of bfloat16, gradients would be wrong by 2 to 4 % instead of 1
-        return F.layer_norm(pixels, pixels.shape[-1:], self.weight, self.bias, LAYER_EPSILON).movedim(-1, 1)
 
 
 class ConvNet(nn.Sequential):
@@ -177,10 +149,11 @@ def conv_net(image: Image, config: ModelConfig) -> ConvNet:
 class Residual(nn.Module):
     """Two 3x3 convolutions, perhaps normalised, with a skip connection."""
 
-    def __init__(self, channels: int, norm: str = "none") -> None:
+    def __init__(self, channels: int, norm: str = "none", spectral: bool = False) -> None:
         super().__init__()
-        self.one = _normalized(orthogonal(nn.Conv2d(channels, channels, 3, padding=1)), channels, norm)
-        self.two = _normalized(orthogonal(nn.Conv2d(channels, channels, 3, padding=1)), channels, norm)
+        kind = SpectralConv2d if spectral else nn.Conv2d
+        self.one = _normalized(orthogonal(kind(channels, channels, 3, padding=1)), channels, norm)
+        self.two = _normalized(orthogonal(kind(channels, channels, 3, padding=1)), channels, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.two(F.relu(self.one(F.relu(x))))
@@ -190,15 +163,17 @@ def _normalized(convolution: nn.Module, channels: int, norm: str) -> nn.Module:
     return nn.Sequential(convolution, ChannelNorm(channels)) if norm == "layer" else convolution
 
 
-def impala(channels: int, scale: float, stages: Sequence[int] = (), norm: str = "none") -> nn.Sequential:
+def impala(
+    channels: int, scale: float, stages: Sequence[int] = (), norm: str = "none", spectral: bool = False
+) -> nn.Sequential:
     """The deep residual network of Espeholt et al. 2018 (figure 3): stages of 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for out in stages or (16, 32, 32):
         layers += [
             _normalized(orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=scale)), out, norm),
             nn.MaxPool2d(3, 2, 1),
-            Residual(out, norm),
-            Residual(out, norm),
+            Residual(out, norm, spectral),
+            Residual(out, norm, spectral),
         ]
         channels, scale = out, 1.0
     return nn.Sequential(*layers, nn.ReLU())
@@ -292,21 +267,37 @@ class Encoder(nn.Module):
 
 
 def _convolutions(image: Image, config: ModelConfig) -> nn.Sequential:
+    body, pool = _body(image, config), config.image_pool
+    if not pool:
+        return nn.Sequential(image, body)
+    with torch.no_grad(), learning_in("fp32"):
+        height, width = body(torch.zeros(1, *image.shape)).shape[2:]
+    if pool > min(height, width):
+        raise ConfigError(
+            f"model.image_pool={pool} is larger than the convolutions' output of {height}x{width}; use at most "
+            f"{min(height, width)}"
+        )
+    return nn.Sequential(image, nn.Sequential(body, AdaptiveMaxPool2d(pool)))
+
+
+def _body(image: Image, config: ModelConfig) -> nn.Sequential:
     channels, height, width = image.shape
     kind, shaped = config.encoder, config.kernels or config.strides or config.pools
+    small = min(height, width) < _NATURE_MINIMUM and not shaped
+    if config.spectral_norm and not (kind == "impala" or (kind == "auto" and small)):
+        raise ConfigError(f"model.spectral_norm=true is for model.encoder=impala, not {kind}; leave it out")
     if kind in ("impala", "hadamax") and shaped:
         raise ConfigError(f"model.kernels, strides and pools are not for model.encoder={kind}; use encoder=nature")
     if kind == "hadamax":
-        return nn.Sequential(image, hadamax(image, config.channels))
-    small = min(height, width) < _NATURE_MINIMUM and not shaped
+        return hadamax(image, config.channels)
     if kind == "nature" and small:
         raise ConfigError(
             f"model.encoder=nature needs images of 36 pixels per side, got {height}x{width}; use impala, or smaller "
             f"model.kernels and model.strides"
         )
     if kind == "impala" or small:
-        return nn.Sequential(image, impala(channels, image.scale, config.channels, config.image_norm))
-    return nn.Sequential(image, conv_net(image, config))
+        return impala(channels, image.scale, config.channels, config.image_norm, config.spectral_norm)
+    return conv_net(image, config)
 
 
 def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:
@@ -377,7 +368,7 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
     if config.image_norm != "none" and not images:
         raise ConfigError(f"model.image_norm={config.image_norm} needs images, but {space} has none; use model.norm")
-    given = [name for name in ("channels", "kernels", "strides", "pools") if getattr(config, name)]
+    given = [name for name in _OF_CONVOLUTIONS if getattr(config, name)]
     if given and (config.encoder not in ("auto", *_IMAGE_ENCODERS) or not images):
         shown = ", ".join(_IMAGE_ENCODERS)
         raise ConfigError(f"model.{given[0]} is for the images of model.encoder=auto, {shown}; leave it out")

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
-from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
+from rlframe.models.convolutions import FirstConv2d
+from rlframe.models.encoders import ConvNet, Encoder, Image, Vector
 from rlframe.models.heads import VARIANCE, GaussianHead, JointHead, StateDependentHead
 from rlframe.models.memory import Memory
 from rlframe.models.network import BATCH_EPSILON, LAYER_EPSILON, RMS_EPSILON, Body, Layers, Linear, Network, Norm

@@ -25,6 +25,7 @@ from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import has_images
+from rlframe.models.fractions import Fractions
 from rlframe.models.network import Network, Norm
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.views import ActionOutputs, View, special_entries
@@ -37,10 +38,14 @@ class QModel(Model):
     """Maps agent inputs to `n_atoms` numbers for each action (see critics.values)."""
 
     @abstractmethod
-    def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
+    def forward(
+        self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0, *tau: Tensor
+    ) -> tuple[Tensor, Tree]:
         """Values [..., A, n_atoms] and the next state, for inputs [B, ...] or [T, B, ...].
 
-        `noisy` [..., 1] or a number: scale of the noise of noisy layers in each row, 0 for none.
+        Args:
+            noisy: [..., 1] or a number: scale of the noise of noisy layers in each row, 0 for none.
+            tau: fractions [..., n_atoms] of the quantiles that an implicit network is asked for, or none.
         """
 
     def normalized(self, observation: Tree) -> Tree:
@@ -147,7 +152,9 @@ class QNetwork(QModel):
         config: ModelConfig,
         dueling: bool = False,
         noisy: bool = False,
+        n_cosines: int = 0,
     ) -> None:
+        """`n_cosines`: 0, or the network is implicit: values are quantiles at `n_atoms` fractions."""
         super().__init__()
         config.check_no_critic("a Q-network is the one that acts")
         special = special_entries(observation_space, action_space, config)
@@ -157,33 +164,41 @@ class QNetwork(QModel):
         self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
         name = "image_hidden" if has_images(view.space) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
-        hidden = widths[-1:] if dueling or noisy else ()
+        hidden = widths[-1:] if dueling or noisy or n_cosines else ()
         if hidden and config.memory == "none":
             config = chz.replace(config, **{name: widths[:-1]})
         self.trunk = Trunk(view, action_space, config)
         self.uses_previous = config.feed_back or config.memory != "none"
         self.n_outputs, self.n_atoms = config.action_embedding or int(action_space.n), n_atoms
-        sizes = [self.trunk.size, *hidden]
-        self.advantage = Stream([*sizes, self.n_outputs * n_atoms], noisy, config.norm)
-        self.value = Stream([*sizes, n_atoms], noisy, config.norm) if dueling else None
+        self.fractions = Fractions(self.trunk.size, n_cosines, n_atoms) if n_cosines else None
+        sizes, self.n_in_head = [self.trunk.size, *hidden], 1 if n_cosines else n_atoms
+        self.advantage = Stream([*sizes, self.n_outputs * self.n_in_head], noisy, config.norm)
+        self.value = Stream([*sizes, self.n_in_head], noisy, config.norm) if dueling else None
         self.outputs = ActionOutputs(observation_space, action_space, config)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
         return self.trunk.initial_state(n)
 
-    def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
+    def forward(
+        self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0, *tau: Tensor
+    ) -> tuple[Tensor, Tree]:
         features, state = self.trunk(self.normalized(inputs.observation), inputs, state)
+        if self.fractions:
+            features = self.fractions(features, *tau)  # [..., n_atoms, F]
+            noisy = noisy.unsqueeze(-1) if isinstance(noisy, Tensor) else noisy
         values = self._by_action(self.advantage(features, noisy))
         if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
             values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+        if self.fractions:
+            values = values.squeeze(-1).mT
         return self.outputs.values(values, inputs.observation), state
 
     def normalized(self, observation: Tree) -> Tree:
         return self.norm(observation) if self.norm else observation
 
     def _by_action(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.n_outputs, self.n_atoms)
+        return x.view(*x.shape[:-1], self.n_outputs, self.n_in_head)
 
     def observe(self, observation: Tree) -> None:
         if self.norm:
@@ -200,19 +215,21 @@ class QNetwork(QModel):
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
         advantage = self.advantage.numpy_forward()
         value = self.value.numpy_forward() if self.value else None
-        shape, has_noise, of_actions = (
-            (self.n_outputs, self.n_atoms),
-            bool(self.noisy_layers),
-            self.outputs.numpy_values(),
-        )
+        fractions = self.fractions.numpy_forward() if self.fractions else None
+        rows_of = (self.n_atoms,) if fractions else ()  # of the head, for each of the n
+        n_in_head, has_noise, of_actions = self.n_in_head, bool(self.noisy_layers), self.outputs.numpy_values()
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
             features, state = trunk(norm(observation) if norm else observation, inputs, state)
             rows = numpy_inference.in_blocks(noisy[:, None], n) if has_noise else noisy
-            values = advantage(features, rows).reshape(n, *shape)
+            if fractions:
+                features, rows = fractions(features), rows[..., None]
+            values = advantage(features, rows).reshape(n, *rows_of, -1, n_in_head)
             if value:
-                values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)
+                values = value(features, rows).reshape(n, *rows_of, 1, -1) + values - values.mean(-2, keepdims=True)
+            if fractions:
+                values = values[..., 0].swapaxes(-1, -2)
             return of_actions(values, inputs.observation), numpy_inference.in_rows(state, n)
 
         return forward

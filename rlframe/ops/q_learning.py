@@ -1,4 +1,4 @@
-"""Losses of the DQN family on independent rows, for expected, categorical and quantile values; and value rescaling.
+"""Losses of the DQN family on independent rows, for each kind of value; soft targets; and value rescaling.
 
 The losses share: `return_` [n], the n-step return; `bootstrap` [n], the factor γ^k on the next value, 0 after
 termination. Targets are constants. Each returns the loss [n] and the error [n] >= 0, for prioritized replay.
@@ -102,9 +102,25 @@ def quantile_loss(
         theta, target_theta: [..., n, N] and [n, N] quantiles.    huber_delta: κ; inf: half the squared error.
         clip: of the targets (see clip_target).
     """
-    target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
     n = theta.shape[-1]
     tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
+    return quantile_loss_at(tau, theta, target_theta, return_, bootstrap, huber_delta, clip)
+
+
+def quantile_loss_at(
+    tau: Tensor,
+    theta: Tensor,
+    target_theta: Tensor,
+    return_: Tensor,
+    bootstrap: Tensor,
+    huber_delta: float = 1.0,
+    clip: Any = math.inf,
+) -> tuple[Tensor, Tensor]:
+    """`quantile_loss` of quantiles at the fractions tau [N] or [..., n, N] in [0, 1]; those of the target are its own.
+
+    (Dabney, Ostrovski, Silver & Munos 2018, IQN, arXiv 1806.06923, section 3; their loss is divided by κ)
+    """
+    target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
     u = target.unsqueeze(-2) - theta.unsqueeze(-1)
     weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
     loss = (weight * _huber(u, huber_delta)).mean(-1).sum(-1)
@@ -124,6 +140,25 @@ def truncated(theta: Tensor, n_dropped: int) -> Tensor:
     k, _, n_atoms = theta.shape
     pooled = theta.transpose(0, 1).flatten(1).sort(-1).values
     return pooled[:, : k * (n_atoms - n_dropped)]
+
+
+def soft_values(values: Tensor, q: Tensor, temperature: float) -> Tensor:
+    """Σ_a π(a|s) (Z(s, a) - τ ln π(a|s)), π = softmax(Q / τ)   (Vieillard, Pietquin & Geist 2020, arXiv 2007.14430).
+
+    Args:
+        values: [n, A, N], Q-values or quantiles.    q: [n, A], -inf for forbidden actions.    temperature: τ.
+    Returns:
+        [n, N].
+    """
+    policy = (q / temperature).softmax(-1)
+    entropy = torch.special.entr(policy).sum(-1, keepdim=True)
+    return (policy.unsqueeze(-1) * values).sum(-2) + temperature * entropy
+
+
+def log_policy_bonus(q: Tensor, action: Tensor, temperature: float, least: float) -> Tensor:
+    """max(τ ln π(a|s), least) [n], π = softmax(Q / τ), of the actions taken [n]; arguments as in `soft_values`."""
+    log_policy = (q / temperature).log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return (temperature * log_policy).clamp(min=least)
 
 
 _EPSILON = 1e-3  # of Kapturowski et al. 2019: keeps the inverse Lipschitz

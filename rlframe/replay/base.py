@@ -26,6 +26,7 @@ class Transitions(Struct):
     next_inputs: AgentInputs  # [n] row t+k: the last observation of a truncated episode; anything if terminated
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
     index: Array  # [n] int64 unique row numbers, for `update_priorities`; an overwritten row's is never reused
+    drawn: Tree = ()  # [n, ...] numbers that an algorithm draws for its update; () from replay
 
 
 @dataclass(frozen=True, eq=False)

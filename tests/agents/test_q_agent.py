@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
-from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
+from rlframe.critics import CategoricalValue, ExpectedValue, ImplicitValue, QuantileValue
 from rlframe.exploration import EpsilonConfig, NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.models.network import Linear
@@ -20,7 +20,7 @@ from tests.models.test_numpy_inference import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)
 LADDER = EpsilonConfig(epsilon=0.5, epsilon_last=0.1)  # so that environments have epsilons of their own
-KINDS = [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4)]
+KINDS = [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4), ImplicitValue(3, 8)]
 
 
 def agent_for(kind: Any = KINDS[0], dueling: bool = False, noisy: bool = False, **model: Any) -> QAgent:
@@ -126,6 +126,35 @@ def test_a_dueling_head_subtracts_the_mean_advantage() -> None:
     values, _ = agent(inputs, ())
     features, _ = agent.model.trunk(inputs.observation, inputs, ())  # type: ignore[operator, union-attr]
     torch.testing.assert_close(values.mean(-2), agent.model.value(features, 1.0))  # type: ignore[operator]
+
+
+def test_an_implicit_network_gives_the_quantiles_at_the_fractions_asked_for_and_acts_at_midpoints() -> None:
+    agent, inputs = agent_for(ImplicitValue(4, 8), dueling=True), inputs_for(VECTOR, ACTION, 2).torch()
+    middle, _ = agent(inputs, ())
+    assert middle.shape == (2, 3, 4)
+    order = torch.tensor([[7, 5, 3, 1], [1, 1, 7, 7]]) / 8  # reversed; the ends twice
+    asked, _ = agent(inputs, (), order)
+    torch.testing.assert_close(asked[0], middle[0].flip(-1))
+    torch.testing.assert_close(asked[1], middle[1][:, [0, 0, 3, 3]])
+
+
+@pytest.mark.slow
+def test_an_implicit_network_learns_the_quantiles_of_a_uniform_distribution() -> None:
+    kind, generator = ImplicitValue(8, 16, huber_delta=0.1), torch.Generator().manual_seed(0)
+    agent, inputs = agent_for(kind), inputs_for(VECTOR, ACTION, 64).torch()
+    optimizer = torch.optim.Adam(agent.parameters(), 3e-3)
+    for _ in range(400):
+        tau, return_ = torch.rand(64, 8, generator=generator), 2 * torch.rand(64, generator=generator)
+        theta = agent(inputs, (), tau)[0][:, 0]
+        loss, _ = kind.at(tau).loss(theta, torch.zeros(64, 8), return_, torch.zeros(64))
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    asked = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])
+    with torch.no_grad():
+        values = agent(inputs, (), asked.expand(64, 5))[0][:, 0]
+    torch.testing.assert_close(values.mean(0), 2 * asked, rtol=0, atol=0.15)
+    torch.testing.assert_close(kind.q(values).mean(), torch.tensor(1.0), rtol=0, atol=0.1)
 
 
 def test_dueling_and_plain_heads_are_equally_deep() -> None:

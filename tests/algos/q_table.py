@@ -23,7 +23,7 @@ class QTable(QModel):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(n, 2, n_atoms))
 
-    def forward(self, inputs: AgentInputs, state: Tree, noisy: Any = 1.0) -> tuple[Tensor, Tree]:
+    def forward(self, inputs: AgentInputs, state: Tree, noisy: Any = 1.0, *tau: Tensor) -> tuple[Tensor, Tree]:
         return self.table[inputs.observation], state
 
 

@@ -24,6 +24,7 @@ from rlframe.optimizers.own import OwnConfig
 from rlframe.rewards import ICMConfig, RNDConfig
 from tests.algos.learners import collected, learner
 from tests.algos.test_cuda_graph import CASES, OTHERS, assert_alike, batches, learned, made, trained
+from tests.algos.test_sac_td3_ddpg import IMAGE, Sees
 from tests.variants import variants
 
 MORE: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -283,6 +284,25 @@ def test_dropout_and_batch_normalisation_of_a_user_are_recorded_with_their_draws
     learned(other, data)
     assert recorded
     assert_alike(one, other, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_singular_vectors_and_pooled_features_are_recorded(recorded: list[Any]) -> None:
+    def of_images() -> Any:
+        model = {"encoder": "impala", "channels": (4,), "image_hidden": (8,), "spectral_norm": True, "image_pool": 2}
+        return learner(dqn, IMAGE, Discrete(2), model=model, value="implicit", n_atoms=3, replay_ratio=2.0)
+
+    one, other = of_images(), of_images()
+    before = {name: x.clone() for name, x in one.agent.state_dict().items()}
+    data = collected(Sees, one.agent, 4, (4, 2), observation=IMAGE, action=Discrete(2))
+    with compiling(COMPILE):
+        learned(one, data)
+    learned(other, data)
+    assert len(recorded) == 1
+    assert_alike(one, other, rtol=1e-4, atol=1e-5)
+    vectors = [name for name in before if name.endswith(".left")]
+    assert len(vectors) == 4
+    assert not any(torch.equal(before[name], one.agent.state_dict()[name]) for name in vectors)
 
 
 def test_a_memory_is_named_as_what_is_not_compiled(recorded: list[Any], warned: Callable[[], list[str]]) -> None:

@@ -263,6 +263,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "noisy": {"explore": NoisyConfig(epsilon="linear(1,0.1,0.5)"), "learning_rate": 3e-3},
     "categorical": {"value": "categorical", "n_atoms": 21, "v_min": -1.0, "v_max": 5.0},
     "quantile": {"value": "quantile", "n_atoms": 8},
+    "implicit munchausen": {"value": "implicit", "n_atoms": 8, "munchausen": 0.9, "double": False},
     "normalised, fed back": {"model_normalize_observation": True, "model_feed_back": True},
     "rainbow": {
         "double": True,
@@ -324,9 +325,9 @@ def test_one_seed_gives_one_history(options: dict[str, Any]) -> None:
     assert not all(torch.equal(a, c) for a, _, c in pairs)
 
 
-@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["rainbow"]], ids=["plain", "rainbow"])
-def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any]) -> None:
-    check_resume(debug_envs.identity, **options)
+@pytest.mark.parametrize("name", ["plain", "rainbow", "implicit munchausen"])
+def test_a_resumed_algorithm_goes_on_exactly(name: str) -> None:
+    check_resume(debug_envs.identity, **OPTIONS[name])
 
 
 def check_resume(env: Any, **settings: Any) -> None:

@@ -14,7 +14,7 @@ from rlframe.agents import Agent, make_policy_agent, make_q_agent
 from rlframe.algos import dqn, ppo, pqn, r2d1, sac
 from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
-from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
+from rlframe.critics import CategoricalValue, ExpectedValue, ImplicitValue, QuantileValue
 from rlframe.distributions import Categorical, MultiCategorical
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -154,7 +154,9 @@ def test_box_actions_have_an_ordinary_observation_of_that_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4)], ids=lambda k: type(k).__name__
+    "kind",
+    [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4), ImplicitValue(2, 4)],
+    ids=lambda k: type(k).__name__,
 )
 @pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
 def test_greedy_and_random_choices_are_among_the_allowed_and_random_ones_uniform(kind: Any, numpy: bool) -> None:
@@ -192,9 +194,14 @@ def write_table(model: Any, table: list[list[float]]) -> None:
         layer.bias.zero_()
 
 
-@pytest.mark.parametrize(("double", "expected"), [(False, [2.0, 9.0, 9.0]), (True, [1.0, 9.0, 5.0])])
-def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(double: bool, expected: list[float]) -> None:
-    config = dqn.Config(replay=InMemory(size=64), double=double, discount=0.5)
+@pytest.mark.parametrize(
+    ("double", "munchausen", "expected"),
+    [(False, 0.0, [2.0, 9.0, 9.0]), (True, 0.0, [1.0, 9.0, 5.0]), (False, 0.9, [2.0, 9.0, 9.0])],
+)
+def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(
+    double: bool, munchausen: float, expected: list[float]
+) -> None:
+    config = dqn.Config(replay=InMemory(size=64), double=double, munchausen=munchausen, discount=0.5)
     agent = config.make_agent(MASKED, ACTIONS, ModelConfig(hidden=()), 0)
     algo: Any = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     algo = getattr(algo, "algo", algo)
@@ -212,7 +219,7 @@ def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(double: bool
     )
     if double:  # all forbidden: as if all were allowed
         batch = dataclasses.replace(batch, next_inputs=inputs([0, 0, 1], [[1, 1, 0], [0, 0, 0], [1, 1, 0]]))
-    assert algo.next_values(batch).squeeze(-1).tolist() == expected
+    assert algo.next_values(batch).squeeze(-1).tolist() == expected  # a soft one at 0.03, a part in 1e13 from it
 
 
 def test_r2d1s_choice_is_over_what_each_row_allows() -> None:

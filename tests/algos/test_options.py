@@ -57,6 +57,16 @@ def test_huber_delta_is_that_of_quantiles_and_of_sequences_too() -> None:
     torch.testing.assert_close(loss, 0.5 * (priority - PRIORITY_EPSILON).square(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", ["expected", "quantile", "implicit"])
+def test_munchausen_adds_the_log_policy_to_the_reward_and_bootstraps_from_the_soft_value(value: str) -> None:
+    # target Q(0, .) = 0, ln 3 / 2 and τ = 1/2: π = 1/4, 3/4, soft value τ ln 4; the bonus is of action 1
+    algo = algo_for(value=value, n_atoms=2, munchausen=0.9, munchausen_temperature=0.5, huber_delta=math.inf)
+    with torch.no_grad():
+        algo.target.table[0, 1] = 0.5 * math.log(3)
+    _, error, _ = algo.evaluate(algo.with_fractions(choices([0], [1], [2.0], [0.5], [0])))
+    assert error.item() == pytest.approx(2 + 0.9 * 0.5 * math.log(0.75) + 0.5 * 0.5 * math.log(4))
+
+
 @pytest.mark.parametrize(("tau", "expected"), [(0.0, [5.0, 5.0]), (0.25, [4.0, 3.25]), (1.0, [1.0, 1.0])])
 def test_the_target_moves_by_target_tau_every_target_interval(tau: float, expected: list[float]) -> None:
     algo = algo_for(target_tau=tau, target_interval=2, learning_rate=0.0)
@@ -112,6 +122,9 @@ def test_new_rows_of_dqn_have_the_td_error_of_acting() -> None:
 
 REFUSED = {
     "algo=dqn algo.value=categorical algo.huber_delta=2": "algo.huber_delta=2 is not for algo.value=categorical",
+    "algo=dqn algo.munchausen=1.5": "algo.munchausen=1.5 must be from 0 to 1",
+    "algo=dqn algo.munchausen=0.9 algo.double=true": "algo.double=true chooses one next action, but algo.m",
+    "algo=dqn algo.munchausen=0.9 algo.double=false algo.value=categorical": "algo.munchausen=0.9 averages values",
     "algo=dqn algo.huber_delta=0": "algo.huber_delta=0.0 must be above 0",
     "algo=dqn algo.target_tau=1.1": "algo.target_tau=1.1 must be from 0 to 1",
     "algo=dqn algo.initial_priority=td": "algo.initial_priority=td needs algo.prioritized=true",

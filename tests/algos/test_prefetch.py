@@ -61,6 +61,9 @@ RAINBOW = {
 }
 
 
+IMPLICIT = {"double": False, "value": "implicit", "n_atoms": 4, "munchausen": 0.9}
+
+
 def learner(seed: int = 0, **settings: Any) -> tuple[Any, Any, Any]:
     settings = {"learning_starts": 16, "batch_size": 8, "replay_ratio": 2.0, "target_interval": 3} | settings
     return made(Pictures, 400, T=4, B=1, seed=seed, model_image_hidden=(16,), **settings)
@@ -119,7 +122,9 @@ def check_equal(one: Any, other: Any) -> None:
 
 @pytest.mark.usefixtures("claimed_threads")
 @pytest.mark.parametrize(
-    ("n", "options"), [(10, {}), (9, RAINBOW), (10, RAINBOW), (11, RAINBOW)], ids=["plain", *["rainbow"] * 3]
+    ("n", "options"),
+    [(10, {}), (9, RAINBOW), (10, RAINBOW), (11, RAINBOW), (10, IMPLICIT)],
+    ids=["plain", *["rainbow"] * 3, "implicit"],
 )
 def test_a_resumed_algorithm_goes_on_exactly(n: int, options: dict[str, Any]) -> None:
     sampler, agent, algo = learner(**options)
@@ -166,6 +171,12 @@ def test_the_loss_is_that_of_the_batch_by_the_networks_as_they_are() -> None:
     algo.updates_due()  # none is, so the draw is undone
     np.testing.assert_array_equal(algo.replay.sample(8).index, prefetched.batch.index)
     assert (drawn != prefetched.batch.index).any()
+
+
+def test_a_network_that_learning_moves_is_not_shared_between_threads() -> None:
+    images = {"model_encoder": "impala", "model_channels": (4,)}
+    assert isinstance(learner(**images)[2], Prefetch)
+    assert not isinstance(learner(**images, model_spectral_norm=True)[2], Prefetch)
 
 
 @pytest.mark.usefixtures("claimed_threads")

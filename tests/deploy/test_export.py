@@ -39,6 +39,7 @@ RUNS = {
     "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],
     "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
     "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "explore=noisy", "algo.value=quantile"],
+    "implicit": ["algo=dqn", *REPLAY, MASKED, "algo.dueling=true", "explore=noisy", "algo.value=implicit"],
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
     "masked": [*PPO, MASKED],
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
@@ -55,6 +56,14 @@ FAST = ("dqn", "shifted")
 IMAGES = {  # slow to trace
     "pictures": [*PPO, *TRUSTED, "model.memory=gru", "model.memory_size=8"],
     "dqn_pictures": ["algo=dqn", *REPLAY, *TRUSTED],
+    "btr_pictures": [
+        "algo=dqn",
+        *REPLAY,
+        *TRUSTED,
+        "model.encoder=impala",
+        "model.spectral_norm=true",
+        "model.image_pool=2",
+    ],
     "ppo_atari": [*PPO, "env=ALE/Pong-v5"],
     "dqn_atari": ["algo=dqn", *REPLAY, "env=ALE/Pong-v5"],
 }

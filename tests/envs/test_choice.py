@@ -1,5 +1,6 @@
 """`make_envs`: the backend chosen for each id, error messages, and imports."""
 
+import importlib.util
 import multiprocessing
 import pickle
 import subprocess
@@ -63,6 +64,19 @@ def test_an_unavailable_backend_is_an_error_that_lists_the_available_ones() -> N
 
 def test_an_unknown_backend_is_an_error() -> None:
     assert "did you mean native" in refused("CartPole-v1", backend="natve")
+
+
+@pytest.mark.parametrize(
+    ("id_", "module", "extra"),
+    [("ALE/Pong-v5", "ale_py", "atari"), ("MinAtar/Breakout-v1", "minatar", "minatar")],
+)
+def test_an_id_of_a_missing_package_is_an_error_with_what_to_install(
+    id_: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    message = refused(id_)
+    assert message == f'env={id_} needs a package that is not installed: pip install "rlframe[{extra}]"'
 
 
 @pytest.mark.parametrize("id_", ["CartPol-v1", "CartPole-v7", "CartPole"])

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from rlframe.core.errors import ConfigError
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
-from rlframe.models.encoders import ChannelNorm, ConvNet, Encoder, make_encoder
+from rlframe.models.convolutions import ChannelNorm, SpectralConv2d
+from rlframe.models.encoders import ConvNet, Encoder, make_encoder
 
 IMAGE, SMALL, VECTOR = (spaces.Box(0, 255, shape, np.uint8) for shape in ((84, 84, 3), (12, 20, 3), (5,)))
 
@@ -124,6 +125,60 @@ def test_channels_are_the_widths_of_impalas_stages() -> None:
     assert [part.out_channels for part in stages if isinstance(part, nn.Conv2d)] == [4, 6]
 
 
+def spectral(gain: float = 1.0) -> tuple[SpectralConv2d, Tensor]:
+    """A convolution with random weights, and its weights divided by their largest singular value."""
+    torch.manual_seed(0)
+    layer = SpectralConv2d(3, 8, 3, padding=1)
+    with torch.no_grad():
+        layer.weight.normal_().mul_(gain)
+    return layer, layer.weight.detach() / torch.linalg.svdvals(layer.weight.detach().flatten(1))[0]
+
+
+@pytest.mark.parametrize("gain", [0.1, 10.0])
+def test_spectral_weights_have_a_largest_singular_value_of_one(gain: float) -> None:
+    layer, expected = spectral(gain)
+    x = torch.randn(2, 3, 5, 5)
+    for _ in range(60):
+        y = layer(x)  # an iteration each
+    torch.testing.assert_close(y, F.conv2d(x, expected, layer.bias, padding=1), rtol=1e-4, atol=1e-4)
+    (found,) = torch.autograd.grad(y.square().sum(), layer.weight)
+    weight = layer.weight.detach().requires_grad_()
+    exact = F.conv2d(x, weight / torch.linalg.svdvals(weight.flatten(1))[0], layer.bias, padding=1)
+    torch.testing.assert_close(found, torch.autograd.grad(exact.square().sum(), weight)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_only_learning_moves_the_singular_vector_and_acting_has_the_weights_that_learning_has() -> None:
+    layer, _ = spectral()
+    x, before = torch.randn(2, 3, 5, 5), layer.left.clone()
+    with torch.no_grad():
+        acted = layer(x)
+    layer.requires_grad_(False)
+    layer(x)
+    layer.requires_grad_(True)
+    assert torch.equal(layer.left, before)
+    torch.testing.assert_close(layer(x), acted, rtol=0, atol=0)
+    assert not torch.equal(layer.left, before)
+
+
+def test_impala_has_spectral_weights_in_its_residual_blocks_alone() -> None:
+    net = convolutions(IMAGE, encoder="impala", channels=(4, 6), spectral_norm=True)
+    found = [part.weight.shape[:2] for part in net.modules() if isinstance(part, SpectralConv2d)]
+    assert found == [(4, 4)] * 4 + [(6, 6)] * 4
+
+
+@pytest.mark.parametrize("encoder", ["nature", "impala", "hadamax"])
+def test_pooled_features_are_maxima_of_equal_parts(encoder: str) -> None:
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    encoders = [make_encoder(space, ModelConfig(encoder=encoder, image_hidden=(), image_pool=n)) for n in (0, 3)]
+    encoders[1].load_state_dict(dict(zip(encoders[1].state_dict(), encoders[0].state_dict().values(), strict=True)))
+    x = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    with torch.no_grad():
+        plain, pooled = (each(x) for each in encoders)
+    side = {"nature": 7, "impala": 11, "hadamax": 9}[encoder]
+    expected = F.adaptive_max_pool2d(plain.unflatten(1, (-1, side, side)), 3)
+    torch.testing.assert_close(pooled, expected.flatten(1), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("space", "model", "message"),
     [
@@ -139,6 +194,14 @@ def test_channels_are_the_widths_of_impalas_stages() -> None:
         (SMALL, {"encoder": "hadamax"}, "hadamax needs images of 19 pixels per side, got 12x20; use impala"),
         (VECTOR, {"image_norm": "layer"}, "model.image_norm=layer needs images, but .*; use model.norm"),
         (IMAGE, {"encoder": "mlp", "channels": (4,)}, "model.channels is for the images of model.encoder=auto"),
+        (
+            IMAGE,
+            {"encoder": "nature", "spectral_norm": True},
+            "spectral_norm=true is for model.encoder=impala, not nature",
+        ),
+        (IMAGE, {"image_pool": 8}, "model.image_pool=8 is larger than the convolutions' output of 7x7; use at most 7"),
+        (VECTOR, {"image_pool": 6}, "model.image_pool is for the images of model.encoder=auto"),
+        (VECTOR, {"spectral_norm": True}, "model.spectral_norm is for the images of model.encoder=auto"),
         (VECTOR, {"pools": (2,)}, "model.pools is for the images of model.encoder=auto"),
     ],
     ids=str,
@@ -163,6 +226,7 @@ def test_a_size_of_zero_is_refused() -> None:
         {"channels": (8, 8), "kernels": (4, 3), "strides": (2, 1), "pools": (2, 2)},
         {"channels": (8, 8), "kernels": (2, 3), "strides": (3, 1)},
         {"image_norm": "layer"},
+        {"encoder": "impala", "channels": (4, 8), "spectral_norm": True},
     ],
     ids=str,
 )

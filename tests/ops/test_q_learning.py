@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from rlframe.ops.q_learning import categorical_loss, expected_loss, project, quantile_loss, rescale, unscale
+from rlframe.ops.q_learning import (
+    categorical_loss,
+    expected_loss,
+    log_policy_bonus,
+    project,
+    quantile_loss,
+    quantile_loss_at,
+    rescale,
+    soft_values,
+    unscale,
+)
 
 
 def t(*numbers: float) -> torch.Tensor:
@@ -97,3 +107,32 @@ def test_unscaling_undoes_rescaling(x: float) -> None:
 
 def test_rescaling_by_hand() -> None:
     torch.testing.assert_close(rescale(t(3.0, -8.0)), t(1.003, -2.008))
+
+
+def test_soft_values_of_two_actions_are_those_worked_out_by_hand() -> None:
+    # Q = 0, τ ln 3 and τ = 1/2: π = 1/4, 3/4; τ logsumexp(Q / τ) = τ ln 4, and so with quantiles around the same means
+    tau = 0.5
+    q = t(0.0, tau * math.log(3))[None]
+    torch.testing.assert_close(soft_values(q.unsqueeze(-1), q, tau), t(tau * math.log(4))[None])
+    quantiles = torch.stack([q - 1, q + 1], -1)
+    expected = tau * math.log(4) + t(-1.0, 1.0)[None]
+    torch.testing.assert_close(soft_values(quantiles, q, tau), expected)
+    bonus = log_policy_bonus(q.expand(2, 2), torch.tensor([0, 1]), tau, -0.2)
+    torch.testing.assert_close(bonus, t(-0.2, tau * math.log(0.75)))  # τ ln 1/4 = -0.69 is clipped
+
+
+def test_a_forbidden_action_has_no_part_in_soft_values() -> None:
+    values = t(1.0, 2.0, 7.0)[None]
+    allowed = values.masked_fill(torch.tensor([False, False, True]), -math.inf)
+    found = soft_values(values.unsqueeze(-1), allowed, 0.03)
+    torch.testing.assert_close(found, soft_values(values[:, :2].unsqueeze(-1), values[:, :2], 0.03))
+
+
+def test_the_loss_of_quantiles_at_drawn_fractions_is_that_worked_out_by_hand() -> None:
+    # targets 1 + 0.5 (0, 4) = 1, 3; θ = 2 at τ = 0.9 and 3 at 0.25, in two rows of which the second has other fractions
+    theta, tau = t(2.0, 3.0).expand(2, 2).requires_grad_(), torch.tensor([[0.9, 0.25], [0.5, 0.5]])
+    loss, error = quantile_loss_at(tau, theta, t(0.0, 4.0).expand(2, 2), t(1.0, 1.0), t(0.5, 0.5))
+    # u = -1, 1 and -2, 0; L = 0.5, 0.5 and 1.5, 0; the weights are 1 - τ below and τ above
+    first = (0.1 * 0.5 + 0.9 * 0.5) / 2 + 0.75 * 1.5 / 2
+    torch.testing.assert_close(loss.detach(), t(first, (0.25 + 0.25) / 2 + 0.75 / 2))
+    torch.testing.assert_close(error, t(0.5, 0.5))

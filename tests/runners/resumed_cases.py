@@ -9,6 +9,9 @@ SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps
 RAINBOW = (
     "algo.double=true algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
+BTR = "algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.munchausen=0.9"
+BTR += " algo.value=implicit algo.n_atoms=4 algo.n_cosines=8 model.spectral_norm=true model.image_pool=2"
+BTR += " model.encoder=impala model.channels=[4,4] model.image_hidden=[8]"
 EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
 TWO_ROWS = "algo.batch_size=2 algo.replay_ratio=3"  # 12 updates a batch
 WRAPPED = "env.resize=[9,9] env.frame_stack=3 env.wrappers=tests.envs.wrapping:Plus"
@@ -58,6 +61,8 @@ CASES = {
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
+    "btr": f"algo=dqn {PICTURES} {BTR} algo.batch_size=8 algo.replay_ratio=4 algo.target_interval=3 {REPLAY}",
+    "btr_alone": f"algo=dqn {PICTURES} {BTR} {EACH_STEP} {SHORT}",
     "r2d1": f"algo=r2d1 {CARTPOLE} {SEQUENCES} model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {BY_STEPS} {TWO_ROWS} {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} {CONVOLUTIONS} algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
