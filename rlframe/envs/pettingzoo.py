@@ -206,14 +206,15 @@ def _box_of(state: Any) -> spaces.Box:
 def as_parallel(env: Any) -> tuple[Any, bool]:
     """The environment with PettingZoo's parallel interface, and whether its agents take turns."""
     import pettingzoo
-    from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+    from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 
+    from rlframe.envs.aec import Cycles, Turns
+
+    if type(env) is aec_to_parallel_wrapper:  # what an environment's parallel_env is, mostly
+        return Cycles(env.aec_env), False
     if isinstance(env, pettingzoo.ParallelEnv):
         return env, False
-    if env.metadata.get("is_parallelizable", False):
-        return aec_to_parallel(env), False
-    parallel = turn_based_aec_to_parallel(env)
-    return parallel, True
+    return (Cycles(env), False) if env.metadata.get("is_parallelizable", False) else (Turns(env), True)
 
 
 def possible_agents(env: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
+import tests.agents_envs
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import PolicyMap
 from rlframe.core.struct import leaves
@@ -66,6 +67,30 @@ def test_an_environment_of_pettingzoo_gives_the_same_rows_in_every_sampler(id_: 
     expected = rows(serial.Config(**sizes))
     for config in (cpu.Config(**sizes, n_workers=2), gpu.Config(**sizes, n_workers=2, n_groups=2)):
         assert all(np.array_equal(x, y) for x, y in zip(rows(config), expected, strict=True))
+
+
+def test_agents_one_after_another_become_the_parallel_environment_that_pettingzoo_makes_of_them() -> None:
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+    from rlframe.envs.aec import Cycles
+    from rlframe.envs.aec import Turns as OneByOne
+
+    simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
+    spread = [simple_spread.parallel_env(max_cycles=4) for _ in range(2)]
+    turns = [tests.agents_envs.Turns() for _ in range(2)]
+    pairs = [(Cycles(spread[0].aec_env), spread[1]), (OneByOne(turns[0]), turn_based_aec_to_parallel(turns[1]))]
+    for own, other in pairs:
+        given = [env.reset(seed=3) for env in (own, other)]
+        n_steps = 0
+        while other.agents:  # PettingZoo also writes whose turn it is in infos
+            np.testing.assert_equal(given[0][:4], given[1][:4])
+            assert own.agents == other.agents
+            assert own.aec_env.agent_selection == other.aec_env.agent_selection
+            given = [env.step(dict.fromkeys(env.agents, 1 + n_steps % 4)) for env in (own, other)]
+            n_steps += 1
+        np.testing.assert_equal(given[0][:4], given[1][:4])
+        assert own.agents == []
+        assert n_steps == (4 if own is pairs[0][0] else 11)
 
 
 @pytest.mark.slow
