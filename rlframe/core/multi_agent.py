@@ -141,8 +141,6 @@ def side_by_side(space: Space, n: int, canonical: bool = False) -> Space:
 
 def flat(tree: Tree) -> Tree:
     """Rows [B, n, ...] as [B * n, ...], in NumPy or torch; without a copy where rows are in one piece of memory."""
-    if isinstance(tree, tuple) and not tree:  # no state
-        return tree
     return map_tree(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
 
 
@@ -150,8 +148,6 @@ def unflat(tree: Tree, n: int) -> Tree:
     """Rows [B * n, ...] as [B, n, ...]."""
     if isinstance(tree, np.ndarray):  # most are, and a tree takes longer
         return tree.reshape(len(tree) // n, n, *tree.shape[1:])
-    if isinstance(tree, tuple) and not tree:
-        return tree
     return map_tree(lambda x: x.reshape(x.shape[0] // n, n, *x.shape[1:]), tree)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.errors import shortened
-from rlframe.core.multi_agent import JointSpace
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
 
@@ -48,12 +47,9 @@ def check_info(info: Any) -> None:
 def row_writer(space: Space, warn: Warn, name: str = "the observation") -> Write:
     """A function (rows, index, observation) that checks and writes one observation, except for NaN and Inf.
 
-    A Box's observation of the right shape and another dtype is converted, with a warning (see `convert`). What several
-    agents observe was checked agent by agent where it was put together.
+    A Box's observation of the right shape and another dtype is converted, with a warning (see `convert`).
     """
     match space:
-        case JointSpace():
-            return _write_rows
         case spaces.Dict():
             parts = {key: row_writer(sub, warn, f"{name}[{key!r}]") for key, sub in space.spaces.items()}
             return _dict_writer(parts, name)
@@ -65,18 +61,6 @@ def row_writer(space: Space, warn: Warn, name: str = "the observation") -> Write
             return _discrete_writer(space, name)
         case _:
             return _integers_writer(space, name)
-
-
-def _write_rows(rows: Tree, index: int, observation: Tree) -> None:
-    """Write one row, of the structure, shapes and dtypes of `rows`."""
-    if isinstance(observation, dict):
-        for key, part in observation.items():
-            _write_rows(rows[key], index, part)
-    elif isinstance(observation, tuple):
-        for to, part in zip(rows, observation, strict=True):
-            _write_rows(to, index, part)
-    else:
-        rows[index] = observation
 
 
 def _dict_writer(parts: dict[str, Write], name: str) -> Write:
@@ -203,26 +187,18 @@ def batch_checker(space: Space) -> Callable[[Tree], None]:
 
     Float boxes must be finite, MultiDiscrete and MultiBinary in range. A Box's bounds: see BoundsCheck.
     """
-    return _part_checker(space, "the observation") or (lambda rows: None)
+    checks = [_leaf_check(sub, name) for name, sub in action_parts(space, "the observation")]
+    if not any(checks):
+        return lambda rows: None
+    if len(checks) == 1 and checks[0] and not isinstance(space, spaces.Dict | spaces.Tuple):
+        return checks[0]  # the common case, without walking a tree
 
+    def check(rows: Tree) -> None:
+        for leaf, check_leaf in zip(leaves(rows), checks, strict=True):
+            if check_leaf:
+                check_leaf(leaf)
 
-def _part_checker(space: Space, name: str) -> Callable[[Any], None] | None:
-    """Of a part of the rows; None if there is nothing to check in it."""
-    match space:
-        case spaces.Dict():
-            keys: list[Any] = list(space.spaces)
-        case spaces.Tuple():
-            keys = list(range(len(space.spaces)))
-        case _:
-            return _leaf_check(space, name)
-    found = [(key, _part_checker(space[key], f"{name}[{key!r}]")) for key in keys]
-    checks = [(key, check) for key, check in found if check is not None]
-
-    def check_parts(rows: Any) -> None:
-        for key, check in checks:
-            check(rows[key])
-
-    return check_parts if checks else None
+    return check
 
 
 def check_mask(mask: np.ndarray, parts: Sequence[int], ended: np.ndarray) -> None:
