@@ -18,7 +18,7 @@ from rlframe.core.struct import Tree, leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 
 _MOST_VIEWS = 1 << 14  # rows
-_PARTS = ("action", "info", "state")  # of a step
+_Given = tuple[AgentInputs, Tree, Any]  # inputs and noise [B * n, ...] of a policy, and who waits [B, n], or ()
 
 
 class Team(Agent):
@@ -58,12 +58,9 @@ class Team(Agent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        return _joined(
-            {
-                name: self._step_of(name, agent.step, *_of_policy(name, inputs, noise), state[name], torch.where)
-                for name, agent in self.agents().items()
-            }
-        )
+        steps = {name: agent.step for name, agent in self.agents().items()}
+        given = {name: _of_policy(name, inputs, noise) for name in steps}
+        return self._step_all(steps, given, state, torch.where)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
         steps = {name: agent.numpy_step(n * self.sizes[name]) for name, agent in self.agents().items()}
@@ -74,32 +71,24 @@ class Team(Agent):
         views = _Views()
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            given = views.of(inputs, noise)
-            return _joined(
-                {name: self._step_of(name, each, *given[name], state[name], np.where) for name, each in own.items()}
-            )
+            return self._step_all(own, views.of(inputs, noise), state, np.where)
 
         return step
 
-    def _step_of(
-        self, name: str, step: NumpyStep, inputs: AgentInputs, noise: Tree, waits: Any, state: Tree, where: Any
+    def _step_all(
+        self, steps: Mapping[str, NumpyStep], given: Mapping[str, _Given], state: Tree, where: Any
     ) -> AgentStep:
-        """The step of a policy's agents in rows [B, n, ...], given their inputs and noise [B * n, ...].
-
-        Args:
-            waits: [B, n], who has not finished a step; (): nobody.    where: that of torch or NumPy.
-        """
-        n = self.sizes[name]
-        found = step(inputs, flat(state["own"]), noise)
-        action, info, after = (unflat(each, n) for each in (found.action, found.info, found.state))
-        if not self.turns:
-            return AgentStep(action, info, {"own": after})
-        begun = map_tree(
-            lambda new, old: where(waits.reshape(*waits.shape, *[1] * (new.ndim - 2)), old, new),
-            {"action": action, "info": info},
-            state["begun"],
-        )
-        return AgentStep(begun["action"], begun["info"], {"own": after, "begun": begun})
+        """The step of each policy's agents in rows [B, n, ...], by what they get; `where` is that of torch or NumPy."""
+        action, info, after = {}, {}, {}
+        for name, step in steps.items():
+            n, (inputs, noise, waits), before = self.sizes[name], given[name], state[name]
+            found = step(inputs, flat(before["own"]), noise)
+            action[name], info[name] = unflat(found.action, n), unflat(found.info, n)
+            after[name] = {"own": unflat(found.state, n)}
+            if self.turns:
+                begun = _unless(waits, {"action": action[name], "info": info[name]}, before["begun"], where)
+                action[name], info[name], after[name]["begun"] = begun["action"], begun["info"], begun
+        return AgentStep(action, info, after)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return {name: agent.noise(rng, (*lead, self.sizes[name])) for name, agent in self.agents().items()}
@@ -136,9 +125,6 @@ class Team(Agent):
     @property
     def recurrent(self) -> bool:
         return any(agent.recurrent for agent in self.agents().values())
-
-
-_Given = tuple[AgentInputs, Tree, Any]  # inputs and noise [B * n, ...] of a policy, and who waits
 
 
 def _of_policy(name: str, inputs: AgentInputs, noise: Tree) -> _Given:
@@ -179,10 +165,9 @@ def uses_previous(agent: Agent) -> bool:
     return any(bool(vars(part).get("uses_previous", False)) for part in agent.modules())
 
 
-def _joined(steps: Mapping[str, AgentStep]) -> AgentStep:
-    """The steps of all policies as one."""
-    action, info, state = ({name: getattr(step, part) for name, step in steps.items()} for part in _PARTS)
-    return AgentStep(action, info, state)
+def _unless(waits: Any, new: Tree, old: Tree, where: Any) -> Tree:
+    """New rows [B, n, ...], and old ones of who waits [B, n]."""
+    return map_tree(lambda x, y: where(waits.reshape(*waits.shape, *[1] * (x.ndim - 2)), y, x), new, old)
 
 
 def _first_step(agent: Agent, observation_space: Any, action_space: Any) -> Tree:

@@ -19,7 +19,7 @@ from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, mask_parts, random_action, random_allowed
-from rlframe.core.struct import Tree, map_tree
+from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
 
 # Entries of what a policy's agents observe, each [n, ...] (see `observation_of`).
@@ -73,9 +73,17 @@ class PolicyMap:
         }
 
 
+_OPPONENT = "opponent_"
+
+
 def opponent_name(index: int) -> str:
     """The policy of an opponent of a league."""
-    return f"opponent_{index}"
+    return f"{_OPPONENT}{index}"
+
+
+def is_opponent(policy: str) -> bool:
+    """Whether it is an opponent of a league, whose rows are other agents in every episode."""
+    return policy.startswith(_OPPONENT)
 
 
 class JointSpace(spaces.Dict):
@@ -96,6 +104,24 @@ class JointSpace(spaces.Dict):
     def turns(self) -> bool:
         """Whether agents act in turn."""
         return any(isinstance(entry, spaces.Dict) and WAITS in entry.spaces for entry in self.spaces.values())
+
+
+class JointRows(dict[str, dict[str, Any]]):
+    """What happened to the agents of all policies in one environment: arrays of a JointSpace's shapes and dtypes.
+
+    They are an environment's own, which writes them again and again, so that they need no check.
+    """
+
+    def write(self, rows: Tree, index: int) -> None:
+        """Copy them into row `index` of rows [B, ...]."""
+        for policy, own in self.items():
+            to = rows[policy]
+            for key, value in own.items():
+                if isinstance(value, np.ndarray):
+                    to[key][index] = value
+                else:
+                    for row, part in zip(leaves(to[key]), leaves(value), strict=True):
+                        row[index] = part
 
 
 def joint(in_spaces: tuple[Space, Space]) -> tuple[JointSpace, JointSpace]:
@@ -141,14 +167,16 @@ def side_by_side(space: Space, n: int, canonical: bool = False) -> Space:
 
 def flat(tree: Tree) -> Tree:
     """Rows [B, n, ...] as [B * n, ...], in NumPy or torch; without a copy where rows are in one piece of memory."""
+    if isinstance(tree, np.ndarray):  # most are, and a tree takes longer
+        return tree.reshape(-1, *tree.shape[2:])
     return map_tree(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
 
 
 def unflat(tree: Tree, n: int) -> Tree:
     """Rows [B * n, ...] as [B, n, ...]."""
-    if isinstance(tree, np.ndarray):  # most are, and a tree takes longer
-        return tree.reshape(len(tree) // n, n, *tree.shape[1:])
-    return map_tree(lambda x: x.reshape(x.shape[0] // n, n, *x.shape[1:]), tree)
+    if isinstance(tree, np.ndarray):
+        return tree.reshape(-1, n, *tree.shape[1:])
+    return map_tree(lambda x: x.reshape(-1, n, *x.shape[1:]), tree)
 
 
 def has_masks(observation_space: Space, action_space: Space) -> bool:

@@ -182,7 +182,7 @@ class ActionLog:
 
     def add(self, action: Tree) -> None:
         """Log a copy of the actions [n, ...] of one step."""
-        self._steps.append(map_tree(np.copy, action))
+        self._steps.append(map_tree(np.ndarray.copy, action))
         self._n_steps += 1
 
     def start_episode(self, index: int, before: Tree = ()) -> None:

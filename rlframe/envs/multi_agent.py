@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.multi_agent import (
@@ -19,6 +19,7 @@ from rlframe.core.multi_agent import (
     TRUNCATED,
     VALID,
     WAITS,
+    JointRows,
     JointSpace,
     PolicyMap,
     observation_of,
@@ -35,11 +36,12 @@ from rlframe.core.spaces import (
 )
 from rlframe.core.struct import Tree, leaves
 from rlframe.envs.base import reward_transform
-from rlframe.envs.observations import InvalidValue, check_mask, row_writer
+from rlframe.envs.observations import InvalidValue, check_mask, row_writer, rows_writer
 from rlframe.envs.options import EnvOptions
 from rlframe.envs.pettingzoo import Extras, as_parallel, function_of, possible_agents
 
 _PROBED = 10  # episodes for which a function is asked which policies it gives an agent
+_MOST = float(np.finfo(np.float32).max)  # of rewards
 _FLAGS = (FIRST, TERMINATED, TRUNCATED, VALID)  # of a single step
 
 
@@ -75,12 +77,13 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         actions = {name: side_by_side(space, sizes[name]) for name, space in done.items()}
         self.action_space = JointSpace(actions, done, self._slots)
         self._flags = {name: np.zeros((len(_FLAGS), n), np.bool_) for name, n in sizes.items()}
-        self._rows: dict[str, dict[str, Any]] = {
-            name: {**zeros(space), **dict(zip(_FLAGS, self._flags[name], strict=True))}
+        self._all_go_on = False  # the flags are those of a step in which all agents acted and none ended
+        self._rows = JointRows(
+            (name, {**zeros(space), **dict(zip(_FLAGS, self._flags[name], strict=True))})
             for name, space in entries.items()
-        }
+        )
         self._write_rows = {  # of a policy's agents at once
-            name: None if self._extra.adds else _rows_writer(space, self._rows[name][OBSERVATION])
+            name: None if self._extra.adds else rows_writer(space, self._rows[name][OBSERVATION])
             for name, space in seen.items()
         }
         self._write = {name: row_writer(space, warn_once) for name, space in seen.items()}
@@ -154,6 +157,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         for policy, came in self._came.items():
             came.fill(False)
             self._returns[policy].fill(0.0)
+        self._all_go_on = False
         for leaf in leaves(self._rows):
             leaf.fill(0)  # also what agents that have not come observed in earlier episodes
         now = [self.env.aec_env.agent_selection] if self.turns else self.env.agents
@@ -209,15 +213,13 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Tree) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._elapsed += 1
         out_of_time = bool(self._limit) and self._elapsed >= self._limit
-        for policy, flags in self._flags.items():
-            flags.fill(False)
-            self._rows[policy][REWARD].fill(0.0)
-        step = self._step_in_turn if self.turns else self._step_all
-        reward, cut = step(action, out_of_time)
+        reward, cut = (self._step_in_turn if self.turns else self._step_all)(action, out_of_time)
         if self._transform is not None:
             for rows in self._rows.values():
                 self._transform(rows[REWARD], rows[REWARD])
                 rows[REWARD] *= rows[VALID]  # bounds may leave out 0
+                if not np.isfinite(rows[REWARD]).all():
+                    raise InvalidValue(f"rewards times env.reward_scale are not finite: {rows[REWARD]}")
         done = out_of_time or not self.env.agents
         return self._rows, reward, done and not cut, done and cut, self._report() if done else {}
 
@@ -226,10 +228,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         acted, total, cut = list(self.env.agents), 0.0, False
         each = {policy: self._split[policy](rows) for policy, rows in action.items()}
         everyone = len(acted) == self._n_slots
+        actions: dict[str, Any] = {}
         if everyone:
-            actions = {
-                a: x for policy, agents in self._slots.items() for a, x in zip(agents, each[policy], strict=True)
-            }
+            for policy, agents in self._slots.items():
+                actions.update(zip(agents, each[policy], strict=True))
         else:
             actions = {agent: each[policy][k] for agent in acted for _, policy, k in (self._place[agent],)}
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
@@ -239,6 +241,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             found = self._write_all(observations, rewards, terminated, truncated, infos)
             if found is not None:
                 return found, False
+        self._clear()
         for agent in acted:
             over, late = bool(terminated.get(agent, False)), bool(truncated.get(agent, False)) or out_of_time
             if not over and not late and agent not in left:
@@ -253,6 +256,13 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
                     self._start(agent, observations, infos)
         return total, cut
 
+    def _clear(self) -> None:
+        """Write that nothing has happened."""
+        self._all_go_on = False
+        for policy, flags in self._flags.items():
+            flags.fill(False)
+            self._rows[policy][REWARD].fill(0.0)
+
     def _write_all(
         self,
         observations: Mapping[str, Any],
@@ -263,35 +273,42 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     ) -> float | None:
         """Write the step of all agents of all policies at once, if all go on and all is well; returns their rewards.
 
-        With 16 agents that takes a third of the time that writing one by one takes.
+        With 16 agents that takes a quarter of the time that writing one by one takes.
         """
         if any(terminated.values()) or any(truncated.values()):
             return None
-        total = 0.0
+        if not self._all_go_on:
+            self._clear()
+            for policy in self._slots:
+                self._rows[policy][VALID].fill(True)
+            self._all_go_on = True
+        total, all_rewards = 0.0, []
         for policy, agents in self._slots.items():
-            rows, write = self._rows[policy], self._write_rows[policy]
+            write = self._write_rows[policy]
             try:
-                each = [rewards[agent] for agent in agents]
-                got, own = np.array(each, np.float64), float(sum(each))
+                own = [*map(rewards.__getitem__, agents)]
+                got = np.array(own, np.float64)
                 if write is not None:
-                    write([observations[agent] for agent in agents])
+                    write([*map(observations.__getitem__, agents)])
             except (AttributeError, KeyError, TypeError, ValueError, InvalidValue):  # told agent by agent
                 return None
-            if got.shape != (len(agents),) or not abs(own) < np.inf:
+            if got.shape != (len(agents),) or not got.dot(got) < _MOST:  # very large ones, too, one by one
                 return None
             if write is None:
                 for agent in agents:
                     self._observe(agent, observations, infos, acts=True)
-            rows[REWARD][:] = got
-            rows[VALID].fill(True)
-            self._returns[policy] += got
-            total += own
+            all_rewards.append(got)
+            total += float(sum(own))
+        for (policy, returns), got in zip(self._returns.items(), all_rewards, strict=True):
+            self._rows[policy][REWARD][:] = got
+            returns += got
         return total
 
     def _step_in_turn(self, action: Tree, out_of_time: bool) -> tuple[float, bool]:
         """Step the agent whose turn it is; returns the sum of rewards, and whether an agent was truncated."""
         active, agents, cut = self.env.aec_env.agent_selection, list(self.env.agents), False
         rows, policy, k = self._place[active]
+        self._clear()
         rows[WAITS][k] = True
         observations, rewards, terminated, truncated, infos = self.env.step(
             {active: self._split[policy](action[policy])[k]}
@@ -322,7 +339,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             reward = reward.item()
         if not isinstance(reward, int | float | np.number | np.bool_):
             raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is {reward!r:.60}, not a number")
-        if not abs(float(reward)) < np.inf:
+        if not abs(float(reward)) < _MOST:
             raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is not finite: {reward}")
         rows[VALID][k], rows[TERMINATED][k], rows[TRUNCATED][k] = True, over, late and not over
         rows[REWARD][k] = reward
@@ -368,22 +385,3 @@ def make_multi_agent(env: Any, policies: PolicyMap, options: EnvOptions, id_: st
         if value:
             raise ConfigError(f"env.{key}={value} is for environments of a single agent, and env={id_} has several")
     return MultiAgentEnv(env, policies, options, options.max_episode_steps)
-
-
-def _rows_writer(space: Space, rows: Any) -> Callable[[list[Any]], None] | None:
-    """A function that writes the observations of all agents into `rows` at once; None for another space than a Box.
-
-    It raises InvalidValue or TypeError if one is no array of the shape and dtype of the space.
-    """
-    if not isinstance(space, spaces.Box) or not space.shape:
-        return None
-    shape = space.shape
-    casting: Any = "same_kind" if space.dtype == np.float64 else "no"
-    joined = rows.reshape(-1, *shape[1:])
-
-    def write(observations: list[Any]) -> None:
-        if any(x.shape != shape for x in observations):
-            raise InvalidValue("another shape")
-        np.concatenate(observations, out=joined, casting=casting)  # stack takes twice the time
-
-    return write

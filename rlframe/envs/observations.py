@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.errors import shortened
+from rlframe.core.multi_agent import OBSERVATION, JointRows, JointSpace, flat, is_opponent
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
 
@@ -52,7 +53,8 @@ def row_writer(space: Space, warn: Warn, name: str = "the observation") -> Write
     match space:
         case spaces.Dict():
             parts = {key: row_writer(sub, warn, f"{name}[{key!r}]") for key, sub in space.spaces.items()}
-            return _dict_writer(parts, name)
+            found = _dict_writer(parts, name)
+            return _joint_writer(found) if isinstance(space, JointSpace) else found
         case spaces.Tuple():
             return _tuple_writer([row_writer(sub, warn, f"{name}[{i}]") for i, sub in enumerate(space.spaces)], name)
         case spaces.Box():
@@ -72,6 +74,18 @@ def _dict_writer(parts: dict[str, Write], name: str) -> Write:
             raise InvalidValue(f"{name} is not a dict of {sorted(keys)} but {found}")
         for key, part in parts.items():
             part(rows[key], index, observation[key])
+
+    return write
+
+
+def _joint_writer(other: Write) -> Write:
+    """Of several agents; `other` is for what is no JointRows, which a wrapper has made."""
+
+    def write(rows: Tree, index: int, observation: Any) -> None:
+        if type(observation) is JointRows:
+            observation.write(rows, index)
+        else:
+            other(rows, index, observation)
 
     return write
 
@@ -147,6 +161,25 @@ def _integers_writer(space: Space, name: str) -> Write:
     return write
 
 
+def rows_writer(space: Space, rows: Any) -> Callable[[list[Any]], None] | None:
+    """A function that writes the observations of all agents into `rows` at once; None for another space than a Box.
+
+    It raises InvalidValue or TypeError if one is no array of the shape and dtype of the space.
+    """
+    if not isinstance(space, spaces.Box) or not space.shape:
+        return None
+    shape, sizes = space.shape, {space.shape[0]}
+    casting: Any = "same_kind" if space.dtype == np.float64 else "no"
+    joined = rows.reshape(-1, *shape[1:])
+
+    def write(observations: list[Any]) -> None:
+        if set(map(len, observations)) != sizes:  # concatenate checks the other dimensions
+            raise InvalidValue("another shape")
+        np.concatenate(observations, out=joined, casting=casting)  # stack takes twice the time
+
+    return write
+
+
 def batch_writer(space: Space, n: int, warn: Warn) -> WriteBatch:
     """A function (rows, observation) that checks a vector environment's observations and copies them into the rows."""
     writers = [_batch_leaf_writer(sub, n, warn, name) for name, sub in action_parts(space, "the observation")]
@@ -187,6 +220,8 @@ def batch_checker(space: Space) -> Callable[[Tree], None]:
 
     Float boxes must be finite, MultiDiscrete and MultiBinary in range. A Box's bounds: see BoundsCheck.
     """
+    if isinstance(space, JointSpace):
+        return _joint_checker(space)
     checks = [_leaf_check(sub, name) for name, sub in action_parts(space, "the observation")]
     if not any(checks):
         return lambda rows: None
@@ -197,6 +232,22 @@ def batch_checker(space: Space) -> Callable[[Tree], None]:
         for leaf, check_leaf in zip(leaves(rows), checks, strict=True):
             if check_leaf:
                 check_leaf(leaf)
+
+    return check
+
+
+def _joint_checker(space: JointSpace) -> Callable[[Tree], None]:
+    """The same for what agents observe; their rewards and flags have been checked one by one."""
+    checks = [(policy, agents, batch_checker(space.own[policy])) for policy, agents in space.agents.items()]
+
+    def check(rows: Tree) -> None:
+        for policy, agents, check_own in checks:
+            try:
+                check_own(flat(rows[policy][OBSERVATION]))
+            except InvalidValue as invalid:
+                env, k = divmod(invalid.index or 0, len(agents))
+                who = f"policy {policy}" if is_opponent(policy) else f"agent {agents[k]} (policy {policy})"
+                raise InvalidValue(f"{who}: {invalid}", env) from None
 
     return check
 

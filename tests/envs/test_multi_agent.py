@@ -215,6 +215,36 @@ class Lost(Crowd):
         return observations, dict.fromkeys(rewards, float("nan")), *others
 
 
+class Nested(Crowd):
+    """Everybody is there and stays, and the rewards of odd agents are arrays."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed, options)
+        self.agents = self.possible_agents[:]
+        return self._observations(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        observations, rewards, *others = super().step(actions)
+        return observations, {a: np.array([r]) if a.startswith("odd") else r for a, r in rewards.items()}, *others
+
+
+def test_a_reward_counts_once_in_the_return_where_another_policy_is_written_agent_by_agent() -> None:
+    env = MultiAgentEnv(Nested(kinds=2, death=0.0), KINDS.policies, EnvOptions())
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step({"even": np.array([1, 2]), "odd": np.array([3, 4])})
+    assert env.returns == {"even_0": 2.0, "even_2": 4.0, "odd_1": 6.0, "odd_3": 8.0}
+
+
+class Blind(Nested):
+    """Number 2 sees NaN."""
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        observations, *others = super().step(actions)
+        observations["even_2"][1] = float("nan")
+        return observations, *others
+
+
 @pytest.mark.parametrize(
     ("make", "policies", "words"),
     [
@@ -226,8 +256,9 @@ class Lost(Crowd):
         (Odd, PolicyMap(), "agent stranger is none of possible_agents"),
         (Leaver, PolicyMap(), r"agent even_\d \(policy shared\) left without"),
         (Lost, PolicyMap(), r"the reward of agent even_\d \(policy shared\) is not finite"),
+        (lambda: Blind(death=0.0), PolicyMap(), r"agent even_2 \(policy shared\): the observation is not finite"),
     ],
-    ids=["none", "empty", "spaces", "unknown", "state", "stranger", "leaver", "nan"],
+    ids=["none", "empty", "spaces", "unknown", "state", "stranger", "leaver", "nan", "blind"],
 )
 def test_bad_input_names_agent_and_policy(make: Callable[[], Any], policies: PolicyMap, words: str) -> None:
     def play() -> None:
