@@ -76,7 +76,8 @@ class RunningDeviation:
         self.sums = {stream: np.array(each) for stream, each in state["sums"].items()}
         restarted = np.array([bool(reason) for reason in reasons])
         if len(self.sums) == 1 and reasons:
-            self.sums = {stream: np.where(restarted, 0.0, each) for stream, each in self.sums.items()}
+            n = len(self.sums[next(iter(self.sums))]) // len(restarted)  # agents of an environment, side by side
+            self.sums = {stream: np.where(restarted.repeat(n), 0.0, each) for stream, each in self.sums.items()}
         self.statistics.load_state_dict(state["statistics"])
         self.largest = state["largest"].clone()
 

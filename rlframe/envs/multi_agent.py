@@ -62,7 +62,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """
         self.env, self.turns = as_parallel(env)
         self.metadata, self.render_mode = dict(env.metadata), vars(env.unwrapped).get("render_mode")
-        self._transform = reward_transform(options) if options.changes_rewards else None
+        scales = options.changes_rewards and not options.normalize_reward  # then the learner does it
+        self._transform = reward_transform(options) if scales else None
         self._limit = time_limit
         self._map, self._function = policies, function_of(policies.function, "agents.map")
         self.possible = possible_agents(self.env)
@@ -378,7 +379,6 @@ def make_multi_agent(env: Any, policies: PolicyMap, options: EnvOptions, id_: st
     of_one = {
         "grayscale": options.grayscale,
         "resize": list(options.resize),
-        "normalize_reward": options.normalize_reward,
     }
     of_one["frame_stack"] = options.frame_stack if options.frame_stack > 1 else 0
     for key, value in of_one.items():

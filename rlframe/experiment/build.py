@@ -203,7 +203,9 @@ def make_learners(
         make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
         in_own = observations.own[name], actions.own[name]
         algo = _make_algorithm(own, make, in_own, name) if learns else Frozen(own.algo)
-        found[name] = Learner(policy, algo, team=agent, policy=name, joint=learns and jointly)
+        found[name] = Learner(
+            policy, algo, rewards_for(sampler, algo), team=agent, policy=name, joint=learns and jointly
+        )
     return found
 
 

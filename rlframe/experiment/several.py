@@ -31,7 +31,6 @@ def _check_several(experiment: Experiment) -> None:
         ("eval.estimate", c.eval.estimate, "play episodes, eval.n_episodes=20"),
         ("runner=evolution", runner.evolves, "use runner=minibatch_rl_eval and an algorithm for it"),
         ("runner=offline_rl", runner.learns_from_data, "use a runner that plays"),
-        ("env.normalize_reward=true", c.env_options.normalize_reward, "use env.reward_scale"),
     ):
         if given:
             raise ConfigError(

@@ -38,7 +38,6 @@ POLICIES = {"agents.policies.red.algo": "ppo", "agents.policies.blue.algo": "dqn
         ({"record": "mine-v0"}, "record=mine-v0 is for environments of a single agent"),
         ({"eval.estimate": "[wis]", "eval.dataset": "mine"}, "eval.estimate is for environments of a single agent"),
         ({"algo": "ars", "runner": "evolution"}, "runner=evolution is for environments of a single agent"),
-        ({"env.normalize_reward": True}, "use env.reward_scale"),
         ({"stop": "episode/green/return_mean > 5"}, "no metric episode/green/return_mean; its policies are blue, red"),
         ({"snapshot_best": "-eval/green/return_mean"}, "no metric eval/green/return_mean"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+import rlframe
 from rlframe import launch
 from rlframe.algos import ppo, r2d1
+from rlframe.algos.running_deviation import RunningDeviation
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
@@ -49,6 +52,29 @@ def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns() -> Non
             np.testing.assert_allclose(found.reward, raw / np.sqrt(np.var(returns) + 1e-8), rtol=1e-5)
             assert torch.equal(samples.inputs.prev_reward[1:], raw), "the agent's own input stays as it acted on it"
     assert len(returns) > 50
+
+
+def test_each_policy_of_several_agents_has_a_deviation_of_its_own() -> None:
+    pytest.importorskip("pettingzoo")
+    words = {"agents.map": {"even_*": "even", "odd_*": "odd"}, "env_kwargs": {"kinds": 2}, "env.reward_scale": 3.0}
+    sizes = {"sampler.batch_T": 32, "sampler.batch_B": 2, "algo.minibatches": 1, "model.hidden": (8,), "n_steps": 99}
+    batches = []
+    for normalized in (False, True):
+        words["env.normalize_reward"] = normalized
+        with rlframe.build("ppo", "tests.agents_envs:Crowd", sampler="serial", **words, **sizes) as run:
+            found = run.runner.learners.batches(run.runner.sampler.collect())
+            batches.append({learner.name: samples.map(torch.clone) for learner, samples in found})
+    scaled, normal = batches
+    for name, samples in normal.items():
+        alone = NormalizedRewards(0.99, EnvOptions(normalize_reward=True, reward_scale=3.0))
+        assert scaled[name].reward.max() == 3 * 4
+        torch.testing.assert_close(samples.reward, alone(replace(scaled[name], reward=scaled[name].reward / 3)).reward)
+
+
+def test_an_environment_that_starts_anew_begins_the_sums_of_all_its_agents_at_0() -> None:
+    deviation = RunningDeviation(0.9)
+    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [1.0, 2.0, 3.0, 4.0]}}, ["", "its process died"])
+    assert deviation.sums[0].tolist() == [1, 2, 0, 0]
 
 
 def test_the_deviation_is_gymnasiums() -> None:

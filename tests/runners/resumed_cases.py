@@ -52,7 +52,7 @@ CASES = {
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
     "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
     "ppo_wrapped": f"{PPO} {PICTURES} {WRAPPED} {CONVOLUTIONS} {ON_POLICY}",
-    "several_policies": f"{PPO} {TAG} {ON_POLICY}",
+    "several_policies": f"{PPO} {TAG} env.normalize_reward=true {ON_POLICY}",
     "agents_in_turn": f"{PPO} env=classic/connect_four_v3 {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
     "pqn": f"{PQN} {CARTPOLE} model.norm=layer {ON_POLICY}",
