@@ -56,7 +56,9 @@ class Config(ddpg.Config):
     discount: float = fraction(0.95, "gamma, per env step")
     tau: Scheduled = scheduled(0.01, "how far targets move to the online networks at each of their moves", high=1)
     batch_size: int = count(1024, "rows of an update, each of all agents")
-    replay_ratio: float = positive(10.24, "rows learned from for each env_step: batch_size times the updates a step")
+    replay_ratio: float = positive(
+        10.24, "rows, of all agents, learned from for each env_step: batch_size times the updates a step"
+    )
     learning_starts: int = count(10_000, "env_steps before the first update", low=0)
     policy_penalty: Scheduled = scheduled(1e-3, "of the mean square of the actor's outputs, as in the authors' code")
     explore: ExploreConfig | str = explore("gaussian", NOISE_KINDS, {"std": 0.1})
