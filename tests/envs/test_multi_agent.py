@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
 from rlframe.agents.team import Team
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import JointSpace, PolicyMap, by_policy, random_actions
+from rlframe.core.multi_agent import JointSpace, PolicyMap, by_policy, observation_of, random_actions
+from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
 from rlframe.envs.multi_agent import MultiAgentEnv
+from rlframe.envs.observations import InvalidValue, batch_checker
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
 from tests.agents_envs import Crowd, Turns
@@ -243,6 +246,21 @@ class Blind(Nested):
         observations, *others = super().step(actions)
         observations["even_2"][1] = float("nan")
         return observations, *others
+
+
+def test_what_is_not_finite_is_told_of_an_opponent_without_the_agent_which_is_another_in_every_episode() -> None:
+    own, names = spaces.Box(-1, 1, (2,), np.float32), {"opponent_0": ("red",), "shared": ("red", "blue")}
+    entries = {name: observation_of(own, len(agents), turns=False) for name, agents in names.items()}
+    space = JointSpace(entries, dict.fromkeys(names, own), names)
+    for policy, k, words in (
+        ("shared", 1, r"^agent blue \(policy shared\): .*nan"),
+        ("opponent_0", 0, "^policy opponent_0: "),
+    ):
+        rows = zeros(space, (3,))
+        rows[policy]["observation"][2, k, 1] = np.nan
+        with pytest.raises(InvalidValue, match=words) as caught:
+            batch_checker(space)(rows)
+        assert caught.value.index == 2
 
 
 @pytest.mark.parametrize(
