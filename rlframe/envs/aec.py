@@ -12,14 +12,14 @@ class Cycles(aec_to_parallel_wrapper[str, Any, Any]):
     """PettingZoo's aec_to_parallel: all agents act, in their order, and the environment moves after the last one.
 
     Its own also observes each agent before it acts, which nobody sees, and reads everything through all wrappers many
-    times; a step of simple_spread takes 1.5 times as long.
+    times: a step of simple_spread takes 1.3 times as long with it, and one of pistonball 1.8 times.
     """
 
     def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
         env, rewards = self.aec_env, defaultdict[str, float](float)
         for agent in list(env.agents):
             if agent != (turn := env.agent_selection):
-                raise AssertionError(
+                raise RuntimeError(
                     f"it is the turn of agent {turn}, not of {agent}: agents must act in the order of `agents` and "
                     f"end only when the last one has acted"
                 )
