@@ -44,13 +44,15 @@ class RunningDeviation:
         """Add the numbers [T, B] of a batch; with `over_ends`, sums go on from one episode to the next."""
         found, valid = self._discounted(x, samples, over_ends), samples.valid.to(x.device)
         self.statistics.to(x.device)
-        largest = current_ranks().stack(found.where(valid, 0.0).abs().amax())
-        self.largest = torch.stack([self.largest.to(x.device), *largest]).amax()
-        n = valid.sum().clamp(min=1)
-        mean = found.where(valid, 0.0).sum() / n
+        n, counted = valid.sum().clamp(min=1), found.where(valid, 0.0)
+        mean = counted.sum() / n
         variance = (found - mean).where(valid, 0.0).square().sum() / n
-        for of_rank in current_ranks().stack(torch.stack([valid.sum().double(), mean, variance])):
-            self.statistics.merge(*of_rank)
+        self.largest = torch.cat([self.largest.to(x.device).view(1), counted.abs().flatten()]).amax()  # perhaps of none
+        for *moments, largest in current_ranks().stack(
+            torch.stack([valid.sum().double(), mean, variance, self.largest])
+        ):
+            self.statistics.merge(*moments)
+            self.largest = torch.maximum(self.largest, largest)
 
     def _discounted(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """The sums [T, B] float64 up to each row."""

@@ -24,7 +24,10 @@ from rlframe.exploration import POLICY_KINDS, Q_KINDS, SAMPLE_KINDS
 
 BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
 ALIKE = ["-nan", "-inf", "-1e-9", "-1e300", "1e999", "0x10", "1,5", "None"]
-SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_gap", "target_score"}  # may be negative
+SIGNED = {  # may be negative
+    *("log_std", "least_log_std", "v_min", "v_max", "munchausen_clip"),
+    *("target_entropy", "target_gap", "target_score"),
+}
 INFINITE = {
     "max_grad_norm",
     "rho_clip",
@@ -131,7 +134,7 @@ def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> 
 WORDS = ["perhaps", "-1", "os:getpid", "[]", "{", ""]
 WORDS_ALIKE = ["2", "nan", "\t", "a b", "../x", "None"]
 WRITTEN_AS = {"map_function": "agents.map"}
-ANY_TEXT = {"name", "log_dir", "snapshot_best", "sync"}  # names that the user chooses
+ANY_TEXT = {"name", "log_dir", "record", "snapshot_best", "sync"}  # names that the user chooses
 EMPTY = {"init", "callbacks", "statistics", "loggers", "wrappers", "reward_clip", "estimate"}  # none
 EMPTY |= {"opponents", "members", "train"}
 
