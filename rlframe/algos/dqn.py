@@ -231,9 +231,10 @@ class DQN(OffPolicy):
 
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""
-        kind, ends = self.agent.kind.at(*self.tau(batch, 0)), (self.returns(batch), batch.bootstrap)
-        loss, error, q = kind.loss_of_actions(values, batch.action, self.next_values(batch), *ends)
-        if self.config.conservative_weight != 0:
+        kind, c = self.agent.kind.at(*self.tau(batch, 0)), self.config
+        return_ = batch.return_ if c.munchausen == 0 else self.soft_returns(batch)
+        loss, error, q = kind.loss_of_actions(values, batch.action, self.next_values(batch), return_, batch.bootstrap)
+        if c.conservative_weight != 0:
             loss = loss + self.now.conservative_weight * self._gap(kind.q(values), batch)
         return loss, error, q
 
@@ -243,11 +244,9 @@ class DQN(OffPolicy):
         return conservative_gap(self.agent.of_allowed(q, batch.inputs), taken)
 
     @torch.no_grad()
-    def returns(self, batch: Transitions) -> Tensor:
-        """G [n], plus α max(τ ln π(a|s), clip) of the first step with `munchausen` α: replay has no rows between."""
+    def soft_returns(self, batch: Transitions) -> Tensor:
+        """G + α max(τ ln π(a|s), clip) [n] of the first step, with `munchausen` α: replay has no rows between."""
         c, kind = self.config, self.agent.kind
-        if c.munchausen == 0:
-            return batch.return_
         q = self.agent.of_allowed(kind.q(self.target(batch.inputs, (), 1.0, *self.tau(batch, 2))[0]), batch.inputs)
         bonus = log_policy_bonus(q, batch.action, c.munchausen_temperature, c.munchausen_clip)
         return batch.return_ + c.munchausen * bonus
