@@ -36,8 +36,10 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         return f(tree, *others)
     if isinstance(tree, Struct):
         cls: Any = type(tree)
-        found = [map_tree(f, getattr(tree, name), *[getattr(o, name) for o in others]) for name in array_fields(cls)]
-        return cls(*found, *[getattr(tree, name) for name in _plain_fields(cls)])  # plain fields come last
+        found = {
+            name: map_tree(f, getattr(tree, name), *[getattr(o, name) for o in others]) for name in array_fields(cls)
+        }
+        return cls(**found, **{name: getattr(tree, name) for name in _plain_fields(cls)})
     if isinstance(tree, tuple):
         return tuple([map_tree(f, *each) for each in zip(tree, *others, strict=True)]) if tree else ()
     return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}

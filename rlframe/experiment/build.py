@@ -33,11 +33,10 @@ from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.agents import check_joint
-from rlframe.experiment.compilation import choose_compile
+from rlframe.experiment.compilation import ALONE, Placing, choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.league import evaluated_agent, make_leagues
 from rlframe.experiment.limits import check_batch, check_networks
-from rlframe.experiment.placing import ALONE, Placing
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents
 from rlframe.experiment.weights import (

@@ -1,4 +1,4 @@
-"""compile=auto: whether the updates of a run are compiled, by what that costs and what it gains over the whole run."""
+"""Whether updates are compiled, by what that costs and gains over the whole run, and whether runs share them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import chz
 import torch
 
+from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice
 from rlframe.core.ranks import current_ranks
@@ -28,6 +30,35 @@ _COLD_S, _WARM_S = 25.0, 3.0  # to compile an update, and to load one from the c
 _SAVED_S, _SAVED_A_WEIGHT_AND_ROW_S = 3e-4, 2.5e-11
 _MOST_IMAGES = 64  # of an update: of 32 (DQN) a compiled one takes 0.8 of the time, of 256 (PPO) as long
 _SAME = ("env", "model.", "algo", "reward.", "precision", "sampler.batch_", "world_size", "learners")
+
+
+class Placing(ABC):
+    """What `build` asks where runs may share memory and updates."""
+
+    n_runs: int  # that share them
+
+    @abstractmethod
+    def place(self, agent: Agent) -> None:
+        """Move the parameters of an agent, before anything has views of them."""
+
+    @abstractmethod
+    def compiled(self, choice: CompileChoice) -> CompileChoice:
+        """How updates are compiled, given whether that is worth its time."""
+
+
+class Alone(Placing):
+    """Of a run that shares nothing."""
+
+    n_runs = 1
+
+    def place(self, agent: Agent) -> None:
+        pass
+
+    def compiled(self, choice: CompileChoice) -> CompileChoice:
+        return choice
+
+
+ALONE = Alone()
 
 
 def choose_compile(

@@ -22,9 +22,9 @@ from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printab
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.experiment import hardware
 from rlframe.experiment.build import choose_device
+from rlframe.experiment.compilation import Placing
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import Job, read_job
-from rlframe.experiment.placing import Placing
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.train import train_placed
 from rlframe.experiment.trust import foreign

@@ -74,9 +74,8 @@ class Actor(nn.Module):
         """The same; where batches are normalised both are one batch, of which only the first half has a gradient."""
         if not batch_statistics(self):
             return self.params_with_next(normalized, next_normalized)
-        params, next_params = self.params(map_tree(lambda x, y: torch.cat([x, y]), normalized, next_normalized)).chunk(
-            2
-        )
+        both = map_tree(lambda x, y: torch.cat([x, y]), normalized, next_normalized)
+        params, next_params = self.params(both).chunk(2)
         return params, next_params.detach()
 
     def forward(self, observation: Tree) -> Tensor:

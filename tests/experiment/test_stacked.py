@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rlframe
+from rlframe import launch
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.job import read_job
 from rlframe.experiment.stacked import check_stackable, read_stack, run_stack, train_stack
@@ -118,3 +119,8 @@ def test_an_optimizer_that_cannot_be_mapped_over_seeds_is_refused_at_the_first_u
     words = {**PPO, **SHORT, "algo.optimizer": "own", "algo.optimizer.name": "torch.optim:Adagrad"}
     with pytest.raises(ConfigError, match=r"stack=true: updates cannot be made at once: .*leave stack=true out"):
         run_stack(read_stack({**words, "log_dir": str(tmp_path)}, ["0", "1"]))
+
+
+def test_a_single_run_may_say_stack_false(tmp_path: Path) -> None:
+    words = [f"{key}={value}" for key, value in {**PPO, **SHORT, "log_dir": str(tmp_path), "stack": "false"}.items()]
+    assert launch.main([*words, "dry_run=true"]) == 0
