@@ -25,6 +25,7 @@ from rlframe.exploration import ActionNoise, ExploreConfig, NetworkNoise, check_
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import LEAST_LOG_STD, with_modes
+from rlframe.models.network import initial_weights
 from rlframe.models.views import FORBIDDEN
 
 _PLAIN = ModelConfig()
@@ -297,8 +298,7 @@ def make_actor_agent(
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(seed, Role.MODEL))
+    with initial_weights(seed_int(seed, Role.MODEL)):
         head = make_head if part.needs_features else None
         parts = 2 if stochastic else 1  # mean and deviation
         model = Actor(observation_space, policy.param_size, config, action_space, head, parts)

@@ -23,6 +23,7 @@ from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
 from rlframe.models.heads import policy_layer
+from rlframe.models.network import initial_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +161,7 @@ def make_policy_agent(
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(policy_layer(n_features, size), stochastic=True, learn_features=False)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(seed, Role.MODEL))
+    with initial_weights(seed_int(seed, Role.MODEL)):
         head = make_head if correlates else None
         model = ActorCritic(observation_space, action_space, distribution, config, head)
     if correlates:

@@ -22,6 +22,7 @@ from rlframe.critics import Value
 from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
+from rlframe.models.network import initial_weights
 from rlframe.models.q_network import QModel, QNetwork
 from rlframe.models.views import allowed
 
@@ -146,8 +147,7 @@ def make_q_agent(
         others = "sac, td3 or ppo" if isinstance(action_space, spaces.Box) else "ppo or a2c"
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use {others}")
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(seed, Role.MODEL))
+    with initial_weights(seed_int(seed, Role.MODEL)):
         head = dueling, part.noisy_layers, kind.n_cosines
         model = QNetwork(observation_space, action_space, kind.n_atoms, config, *head)
     exploration = part.make_q(int(action_space.n), masked)

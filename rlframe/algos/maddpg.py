@@ -14,7 +14,6 @@ With n_critics=2, policy_interval=2, target_interval=2 and target_noise=0.2 it i
 from __future__ import annotations
 
 import chz
-import torch
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
@@ -34,6 +33,7 @@ from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig,
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.central import CentralView, where_present
+from rlframe.models.network import initial_weights
 from rlframe.replay import Transitions
 
 _MOST = 1 - 1e-6  # of an action whose tanh is undone
@@ -77,8 +77,7 @@ class Config(ddpg.Config):
         """Of what all agents observe and do; `seed`, the run's root seed, decides the initial weights."""
         value, view = self.kind(), CentralView(agent.observation_space, agent.action_space, n_agents)
         actions = side_by_side(agent.action_space, n_agents)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_int(seed, Role.CRITIC))
+        with initial_weights(seed_int(seed, Role.CRITIC)):
             networks = ActionNetworks(view.space, actions, value.n_atoms, agent.network, self.n_critics)
         return Critic(CentralNetworks(networks, view), value, self.ensemble())
 

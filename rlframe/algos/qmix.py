@@ -39,6 +39,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.actor import make_features
 from rlframe.models.central import CentralView, where_present
 from rlframe.models.encoders import feature_size
+from rlframe.models.network import initial_weights
 from rlframe.models.q_network import QModel
 from rlframe.ops.q_learning import td_loss
 from rlframe.optimizers import OptimizerConfig, optimizer
@@ -90,8 +91,7 @@ class Config:
         """`seed`, the run's root seed, decides its initial weights."""
         if self.mixer == "sum":
             return Sum()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_int(seed, Role.CRITIC))
+        with initial_weights(seed_int(seed, Role.CRITIC)):
             view = CentralView(agent.observation_space, agent.action_space, n_agents)
             return Monotonic(view, n_agents, self.mixer_width, agent.model_config)
 

@@ -16,7 +16,7 @@ from rlframe.critics.values import Value
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig, averaged, with_modes
 from rlframe.models.encoders import Vector, feature_size, has_images
-from rlframe.models.network import Network, Units, batch_statistics, in_batch_statistics
+from rlframe.models.network import Network, Units, batch_statistics, in_batch_statistics, initial_weights
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries
 from rlframe.ops.q_learning import truncated
@@ -210,6 +210,5 @@ def make_critic(
     """A critic of `ensemble`, or of so many networks, with initial weights from `seed`, the run's root seed."""
     ensemble = Ensemble(ensemble) if isinstance(ensemble, int) else ensemble
     make = ChoiceNetworks if isinstance(action_space, spaces.Discrete) else ActionNetworks
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(seed, Role.CRITIC))
+    with initial_weights(seed_int(seed, Role.CRITIC)):
         return Critic(make(observation_space, action_space, value.n_atoms, config, ensemble.k), value, ensemble)

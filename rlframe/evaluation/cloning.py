@@ -18,7 +18,7 @@ from rlframe.evaluation.episode_rows import EpisodeRows
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.heads import policy_head
-from rlframe.models.network import Network
+from rlframe.models.network import Network, initial_weights
 from rlframe.models.normalize import ObservationNorm
 from rlframe.optimizers.moments import Adam
 
@@ -58,8 +58,7 @@ def cloned_log_prob(
     A tenth of the episodes, at least one, is held out, and decides which of the networks on the way is taken.
     """
     rng, distribution = generator(seed, Role.ESTIMATE, 2), make_distribution(action_space)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(seed, Role.ESTIMATE, 2))
+    with initial_weights(seed_int(seed, Role.ESTIMATE, 2)):
         network = Clone(observation_space, distribution, config.hidden)
     network.norm.update(rows.observation)
     held_out = np.zeros(len(rows.length), bool)

@@ -23,7 +23,7 @@ from rlframe.evaluation.episode_rows import EpisodeRows
 from rlframe.evaluation.target_policy import TargetPolicy
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import Vector, feature_size, make_encoder
-from rlframe.models.network import Network
+from rlframe.models.network import Network, initial_weights
 from rlframe.models.normalize import ObservationNorm
 from rlframe.ops.off_policy_estimates import Terms
 from rlframe.optimizers.moments import Adam
@@ -123,8 +123,7 @@ def _learned(problem: Problem, config: FittedQConfig, network_seed: int, rng: np
     """
     rows, device = problem.rows, problem.params.device
     (low, high), scale = _bounds(problem), _scale(problem)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(network_seed)
+    with initial_weights(network_seed):
         features = Features(problem.observation_space, problem.target.action_space, config.hidden)
         head = nn.Linear(features.size, 1, bias=False).to(device)
     features.norm.update(rows.observation)

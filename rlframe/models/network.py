@@ -34,6 +34,17 @@ RENORM_WARM_UP = 100_000  # batches that are normalised by their statistics alon
 MOST_R, MOST_D = 3.0, 5.0  # limits of the correction after them, as in Ioffe 2017, section 3, and CrossQ's code
 
 
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Context in which networks are made, on the CPU: torch draws from `seed`, and afterwards goes on as before."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats the stack for each kind of accelerator: 2 ms
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
 def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     """Orthogonal weights and zero bias (Saxe et al. 2014; sqrt(2) as in Schulman et al.'s PPO code)."""
     assert isinstance(layer.weight, Tensor) and isinstance(layer.bias, Tensor)

@@ -29,7 +29,7 @@ from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.distributions import make_distribution
 from rlframe.models.heads import GaussianHead, policy_head
-from rlframe.models.network import Network, orthogonal
+from rlframe.models.network import Network, initial_weights, orthogonal
 from rlframe.ops.policy_gradient import masked_mean, mean_weights
 from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
@@ -74,8 +74,7 @@ class CuriosityConfig(BonusConfig):
     def add_to(
         self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0
     ) -> Algorithm:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_int(seed, Role.BONUS))
+        with initial_weights(seed_int(seed, Role.BONUS)):
             bonus = self.make_bonus(observation_space, action_space)
         device = next((parameter.device for parameter in algo.progress.learned), _CPU)
         return Curiosity(algo, bonus.to(device), n_steps, self, seed)
