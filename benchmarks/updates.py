@@ -1,4 +1,4 @@
-"""How many gradient updates a second the replay algorithms make, compared with Stable-Baselines3.
+"""How many gradient updates a second the replay algorithms make, compared with Stable-Baselines3, and with one another.
 
     python -m benchmarks.updates
     python -m benchmarks.updates rounds=15 only=sac,td3 out=updates.json
@@ -11,6 +11,8 @@ side makes several updates in a call, which is fastest for it:
   td3    the same; an update of the actor and the targets for each two of the critics
   dqn_cartpole  4 observations, 2 actions, 256x256, batches of 128
   dqn_atari     stacks of four 84x84 frames, 6 actions, the Nature CNN, batches of 32
+  crossq        mujoco/crossq_halfcheetah with the widths of `sac`, over rlframe's own SAC (target: 0.7)
+  xqc           mujoco/xqc_halfcheetah with three layers of 256 in all networks, the same (target: 0.35)
 
 rlframe's updates are compiled, and multiply in the precision that launch chooses (precision=auto).
 
@@ -28,6 +30,7 @@ Stable-Baselines3 is not a dependency of rlframe: pip install stable-baselines3.
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from functools import partial
 
 import chz
@@ -62,6 +65,27 @@ def beside_sb3(name: str, case: Case) -> Group:
     return Group(contenders, [Comparison("over Stable-Baselines3", (mine,), ((theirs,),), 1.3)], (SB3,))
 
 
+def beside_sac(name: str, case: Case, sac: Case, asked: float) -> Group:
+    """A variant of SAC beside SAC."""
+    mine, plain = f"rlframe, {name}", "rlframe, sac"
+    contenders = [
+        Contender(mine, partial(updates_ours.updates, case)),
+        Contender(plain, partial(updates_ours.updates, sac)),
+    ]
+    return Group(contenders, [Comparison("over SAC", (mine,), ((plain,),), asked)])
+
+
+def groups(small: bool) -> dict[str, Group]:
+    """All groups by name."""
+    of_all = cases(small)
+    found = {name: beside_sb3(name, case) for name, case in of_all.items()}
+    crossq = replace(of_all["sac"], preset="mujoco/crossq_halfcheetah")
+    xqc = replace(of_all["sac"], preset="mujoco/xqc_halfcheetah", hidden=(256, 256, 256))
+    found["crossq"] = beside_sac("crossq", crossq, of_all["sac"], 0.7)
+    found["xqc"] = beside_sac("xqc", xqc, of_all["sac"], 0.35)
+    return found
+
+
 def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = False, out: str = "") -> None:
     """Measure and print.
 
@@ -70,12 +94,12 @@ def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = Fa
         small: one very short round.    out: JSON file for all results.
     """
     limit_threads()
-    known = {name: beside_sb3(name, case) for name, case in cases(small).items()}
-    groups = chosen(only, known)
-    if importlib.util.find_spec(SB3) is None:
-        raise SystemExit("benchmarks.updates needs pip install stable-baselines3")
+    known = groups(small)
+    asked = {name: known[name] for name in chosen(only, known)}
+    if any(SB3 in group.needs for group in asked.values()) and importlib.util.find_spec(SB3) is None:
+        raise SystemExit("benchmarks.updates needs pip install stable-baselines3, but for only=crossq,xqc")
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
-    run_groups({name: known[name] for name in groups}, rounds, seconds, out)
+    run_groups(asked, rounds, seconds, out)
 
 
 if __name__ == "__main__":

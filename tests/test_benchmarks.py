@@ -76,6 +76,12 @@ def test_updates_are_measured_beside_stable_baselines3(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_variants_of_sac_are_measured_beside_it(tmp_path: Path) -> None:
+    found = smoke(tmp_path, "crossq,xqc", "updates")
+    assert [ratio["asked"] for ratio in found["ratios"]] == [0.7, 0.35]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("group", "package", "n_contenders", "asked"),

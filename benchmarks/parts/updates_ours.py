@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import chz
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
@@ -15,6 +16,8 @@ from rlframe.algos import dqn, sac, td3
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.experiment.presets import load_preset
+from rlframe.experiment.settings import from_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
@@ -34,6 +37,7 @@ class Case:
     hidden: tuple[int, ...]
     batch_size: int
     rows: int  # in replay
+    preset: str = ""  # whose other keys of `algo` and `model` it has
 
     def observation_space(self) -> Box:
         """The space: floats without bounds, or bytes."""
@@ -52,8 +56,14 @@ def updates(case: Case, stack: ExitStack) -> Unit:
     stack.enter_context(compiling(CompileChoice(True)))
     replay = InMemory(size=case.rows + 100)
     settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learning_starts": 0}
-    config = _MODULES[case.algo].Config(**settings)
-    network = ModelConfig(hidden=case.hidden, activation="relu")
+    if case.preset:
+        experiment = from_flat(load_preset(case.preset), {"algo.discount": 0.99})
+        critic = chz.replace(experiment.model.critic, hidden=case.hidden)
+        network = chz.replace(experiment.model, hidden=case.hidden, critic=critic)
+        config = chz.replace(experiment.algo, **settings)
+    else:
+        network = ModelConfig(hidden=case.hidden, activation="relu")
+        config = _MODULES[case.algo].Config(**settings)
     agent = config.make_agent(case.observation_space(), case.action_space(), network, 0)
     learner = config.make_algorithm(agent, BatchSpec(case.rows, 1), 10**9, 0)
     learner.receive(random_samples(case))

@@ -31,16 +31,8 @@ SLOW = {  # others do more: test_modes.py, and of models and options those that 
     *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_in_torch", "ppo_distribution", "ppo_convolutions"),
     *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
     *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league", "dqn_prefetched", "dqn_initial_priorities", "a2c", "pqn"),
-    *(
-        "btr",
-        "btr_alone",
-        "dqn",
-        "ddpg",
-        "sac",
-        "r2d1",
-        "ppo_lstm",
-        "ppo_transformer",
-    ),  # dqn_between_updates, ... and other folders
+    *("btr", "btr_alone", "ppo", "dqn", "ddpg", "sac", "xqc", "r2d1"),  # ppo_vector, dqn_between_updates, flashsac, ...
+    *("ppo_lstm", "ppo_transformer"),  # and other folders
 }
 
 
