@@ -50,8 +50,9 @@ def _check_plain(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, _PlainLoader):
         if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1
-            raise yaml.YAMLError(f"an alias in line {line}: aliases may grow endlessly, so write the value out")
+            mark: Any = event.start_mark
+            where = f"an alias in line {mark.line + 1}"
+            raise yaml.YAMLError(f"{where}: aliases may grow endlessly, so write the value out")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             raise yaml.YAMLError("it is nested too deeply")
