@@ -57,7 +57,7 @@ def updates(case: Case, stack: ExitStack) -> Unit:
     replay = InMemory(size=case.rows + 100)
     settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learning_starts": 0}
     if case.preset:
-        experiment = from_flat(load_preset(case.preset), {"algo.discount": 0.99})
+        experiment = from_flat(load_preset(case.preset), {"algo.discount": 0.99})  # auto needs an environment
         critic = chz.replace(experiment.model.critic, hidden=case.hidden)
         network = chz.replace(experiment.model, hidden=case.hidden, critic=critic)
         config = chz.replace(experiment.algo, **settings)

@@ -47,6 +47,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_plain(text: str) -> None:
+    """Raise YAMLError for an alias, and before the loader would follow what is nested too deeply."""
     depth = 0
     for event in yaml.parse(text, _PlainLoader):
         if isinstance(event, yaml.AliasEvent):

@@ -15,7 +15,6 @@ from rlframe.ops.q_learning import (
     clip_target,
     expected_loss,
     quantile_loss,
-    quantile_loss_at,
     td_loss,
 )
 
@@ -153,10 +152,11 @@ class CategoricalValue(Value):
 class QuantileValue(Value):
     """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
 
-    def __init__(self, n_atoms: int, huber_delta: float = 1.0) -> None:
+    def __init__(self, n_atoms: int, huber_delta: float = 1.0, tau: Tensor | None = None) -> None:
+        """`tau`: other fractions than the midpoints, [n, n_atoms] of each row."""
         if n_atoms < 1:
             raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
-        self.n_atoms, self.huber_delta = n_atoms, huber_delta
+        self.n_atoms, self.huber_delta, self.tau = n_atoms, huber_delta, tau
 
     def q(self, values: Tensor) -> Tensor:
         return values.mean(-1)
@@ -167,7 +167,7 @@ class QuantileValue(Value):
     def loss(
         self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
     ) -> tuple[Tensor, Tensor]:
-        return quantile_loss(values, target, return_, bootstrap, self.huber_delta, clip)
+        return quantile_loss(values, target, return_, bootstrap, self.huber_delta, clip, self.tau)
 
 
 class ImplicitValue(QuantileValue):
@@ -181,20 +181,7 @@ class ImplicitValue(QuantileValue):
         self.n_cosines = n_cosines
 
     def at(self, *tau: Tensor) -> Value:
-        return _QuantilesAt(tau[0], self.huber_delta) if tau else self
-
-
-class _QuantilesAt(QuantileValue):
-    """Returns at these fractions [n, N]."""
-
-    def __init__(self, tau: Tensor, huber_delta: float) -> None:
-        super().__init__(tau.shape[-1], huber_delta)
-        self.tau = tau
-
-    def loss(
-        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
-    ) -> tuple[Tensor, Tensor]:
-        return quantile_loss_at(self.tau, values, target, return_, bootstrap, self.huber_delta, clip)
+        return QuantileValue(tau[0].shape[-1], self.huber_delta, tau[0]) if tau else self
 
 
 def make_value(kind: str, n_atoms: int, v_min: float, v_max: float, huber_delta: float) -> Value:

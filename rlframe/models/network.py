@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -267,8 +266,10 @@ class LayerOptions(NamedTuple):
 PLAIN = LayerOptions()
 
 
-class Body(nn.Module, ABC):
+class Body(nn.Module):
     """Base class of networks of vectors: [..., in_size] to [..., size], or [k, n, ...] for k networks."""
+
+    linears: nn.ModuleList
 
     def __init__(self, in_size: int, size: int, k: int, options: LayerOptions) -> None:
         """`k`: networks of one shape, evaluated side by side; 0: one, without this dimension."""
@@ -276,9 +277,10 @@ class Body(nn.Module, ABC):
         self.in_size, self.size, self.k, self.options = in_size, size, k, options
 
     @property
-    @abstractmethod
     def last(self) -> Linear:
         """The last layer."""
+        found: Any = self.linears[-1]
+        return found
 
 
 class Network(Body):
@@ -324,11 +326,6 @@ class Network(Body):
         more = list(self.norms), list(self.begin), list(self.dropout), options.norm_after
         self.layers = Layers([each._parameters for each in self.linears], activations, *more)
         Units.of(self).project()
-
-    @property
-    def last(self) -> Linear:
-        found: Any = self.linears[-1]
-        return found
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)

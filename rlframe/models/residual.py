@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,11 +80,6 @@ class ResidualNetwork(Body):
         self.embed = Layers([first._parameters], ["none"], begin=begin)
         self.head = Layers([last._parameters], ["none"], begin=[self.norms[-1]])
         Units.of(self).project()
-
-    @property
-    def last(self) -> Linear:
-        found: Any = self.linears[-1]
-        return found
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)

@@ -92,6 +92,7 @@ def quantile_loss(
     bootstrap: Tensor,
     huber_delta: float = 1.0,
     clip: Any = math.inf,
+    tau: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantile Huber loss, summed over quantiles, averaged over target samples; the error is |mean δ|.
 
@@ -101,25 +102,12 @@ def quantile_loss(
     Args:
         theta, target_theta: [..., n, N] and [n, N] quantiles.    huber_delta: κ; inf: half the squared error.
         clip: of the targets (see clip_target).
+        tau: other fractions of theta, [N] or [..., n, N] in [0, 1]; those of the target are its own.
+            (Dabney, Ostrovski, Silver & Munos 2018, IQN, arXiv 1806.06923, section 3; their loss is divided by κ)
     """
-    n = theta.shape[-1]
-    tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
-    return quantile_loss_at(tau, theta, target_theta, return_, bootstrap, huber_delta, clip)
-
-
-def quantile_loss_at(
-    tau: Tensor,
-    theta: Tensor,
-    target_theta: Tensor,
-    return_: Tensor,
-    bootstrap: Tensor,
-    huber_delta: float = 1.0,
-    clip: Any = math.inf,
-) -> tuple[Tensor, Tensor]:
-    """`quantile_loss` of quantiles at the fractions tau [N] or [..., n, N] in [0, 1]; those of the target are its own.
-
-    (Dabney, Ostrovski, Silver & Munos 2018, IQN, arXiv 1806.06923, section 3; their loss is divided by κ)
-    """
+    if tau is None:
+        n = theta.shape[-1]
+        tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
     target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
     u = target.unsqueeze(-2) - theta.unsqueeze(-1)
     weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()

@@ -11,7 +11,6 @@ from rlframe.ops.q_learning import (
     log_policy_bonus,
     project,
     quantile_loss,
-    quantile_loss_at,
     rescale,
     soft_values,
     unscale,
@@ -131,7 +130,7 @@ def test_a_forbidden_action_has_no_part_in_soft_values() -> None:
 def test_the_loss_of_quantiles_at_drawn_fractions_is_that_worked_out_by_hand() -> None:
     # targets 1 + 0.5 (0, 4) = 1, 3; θ = 2 at τ = 0.9 and 3 at 0.25, in two rows of which the second has other fractions
     theta, tau = t(2.0, 3.0).expand(2, 2).requires_grad_(), torch.tensor([[0.9, 0.25], [0.5, 0.5]])
-    loss, error = quantile_loss_at(tau, theta, t(0.0, 4.0).expand(2, 2), t(1.0, 1.0), t(0.5, 0.5))
+    loss, error = quantile_loss(theta, t(0.0, 4.0).expand(2, 2), t(1.0, 1.0), t(0.5, 0.5), tau=tau)
     # u = -1, 1 and -2, 0; L = 0.5, 0.5 and 1.5, 0; the weights are 1 - τ below and τ above
     first = (0.1 * 0.5 + 0.9 * 0.5) / 2 + 0.75 * 1.5 / 2
     torch.testing.assert_close(loss.detach(), t(first, (0.25 + 0.25) / 2 + 0.75 / 2))
