@@ -161,7 +161,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._all_go_on = False
         for leaf in leaves(self._rows):
             leaf.fill(0)  # also what agents that have not come observed in earlier episodes
-        now = [self.env.aec_env.agent_selection] if self.turns else self.env.agents
+        now = [self.env.read("agent_selection")] if self.turns else self.env.agents
         if not now:
             raise InvalidValue("an episode started without agents")
         self._extra.update(observations)
@@ -307,14 +307,14 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     def _step_in_turn(self, action: Tree, out_of_time: bool) -> tuple[float, bool]:
         """Step the agent whose turn it is; returns the sum of rewards, and whether an agent was truncated."""
-        active, agents, cut = self.env.aec_env.agent_selection, list(self.env.agents), False
+        active, agents, cut = self.env.read("agent_selection"), list(self.env.agents), False
         rows, policy, k = self._place[active]
         self._clear()
         rows[WAITS][k] = True
         observations, rewards, terminated, truncated, infos = self.env.step(
             {active: self._split[policy](action[policy])[k]}
         )
-        turn = self.env.aec_env.agent_selection if self.env.agents else ""
+        turn = self.env.read("agent_selection") if self.env.agents else ""
         self._extra.update(observations)
         for agent in agents:
             rows, _, k = self._place[agent]
@@ -361,7 +361,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     def acting(self) -> tuple[str, ...]:
         """The agents whose actions count in the next step."""
-        return (self.env.aec_env.agent_selection,) if self.turns else tuple(self.env.agents)
+        return (self.env.read("agent_selection"),) if self.turns else tuple(self.env.agents)
 
     def render(self) -> Any:
         return self.env.render()
