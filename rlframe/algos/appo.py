@@ -105,7 +105,7 @@ class APPO(OnPolicy):
         metrics: list[dict[str, Tensor]] = []
         for _ in range(c.epochs):
             for inputs in minibatches(
-                batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._normalized
+                batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._normalized, samples.n_valid
             ):
                 metrics.append(self.learn(inputs))
                 self.progress.updates += 1

@@ -29,6 +29,7 @@ from rlframe.ops.policy_gradient import mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 
 NO_INPUTS = AgentInputs((), (), (), ())
+_SIZES = 32  # of minibatches, see `order_of_rows`
 
 
 @chz.chz
@@ -141,10 +142,12 @@ def minibatches(
     recurrent: bool,
     rng: np.random.Generator,
     prepared: Callable[[Tensor, Tensor], Tensor] = lambda advantage, valid: advantage,
+    n_valid: int = -1,
 ) -> Iterator[tuple[Batch, Tree]]:
     """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
 
     With n = 1 nothing is copied. `prepared` maps advantages and `valid` of all parts [n, rows] to advantages.
+    `n_valid`: see `order_of_rows`.
     """
     device, (T, B) = batch.valid.device, batch.valid.shape
     if n == 1:
@@ -163,12 +166,28 @@ def minibatches(
             yield changed, map_tree(lambda x, i=columns: x[i], state)
     else:
         rows = batch.map(lambda x: x.flatten(0, 1))
-        order = to_device(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
+        order = order_of_rows(batch.valid, n, rng, n_valid)
         numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, so copied at once
         advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
         numbers = replace(numbers, advantage=advantage, weight=weight)
         for part, minibatch in zip(order, unbind(numbers, n), strict=True):
             yield replace(minibatch, inputs=rows.inputs[part]), state
+
+
+def order_of_rows(valid: Tensor, n: int, rng: np.random.Generator, n_valid: int = -1) -> Tensor:
+    """The rows of a batch in random order, for `n` minibatches: numbers [n, rows] in the flattened batch.
+
+    If it is known how many are valid, `n_valid`, these and no more others than fill the minibatches up, whose size is
+    a multiple of a 32nd of what all rows come to: few sizes, as each is compiled. Agents that wait have many others.
+    """
+    n_rows = valid.numel()
+    order = to_device(torch.from_numpy(rng.permutation(n_rows)), valid.device)
+    share = max(1, -(-_SIZES * n_valid // n_rows)) if n_valid >= 0 else _SIZES
+    if share < _SIZES:
+        valid_first = order[(~valid.flatten()[order]).to(torch.uint8).argsort(stable=True)]
+        n_kept = n * -(-n_rows // n * share // _SIZES)
+        order = valid_first[to_device(torch.from_numpy(rng.permutation(n_kept)), valid.device)]
+    return order.view(n, -1)
 
 
 def actor_critic_loss(

@@ -160,7 +160,7 @@ class PPO(OnPolicy):
             if epoch and self.config.recompute_advantage:
                 with torch.no_grad():
                     batch = self._advantages(samples, self.agent(samples.inputs, samples.state)[1])
-            if not self._epoch(batch, samples.state, steps):
+            if not self._epoch(batch, samples, steps):
                 break
         penalty = self._adapt_penalty(samples) if self.config.kl_coef != 0 else {}
         self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
@@ -171,11 +171,11 @@ class PPO(OnPolicy):
         advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
         return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
 
-    def _epoch(self, batch: Batch, state: Tree, steps: list[tuple[Rows, Tensor]]) -> bool:
+    def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[Rows, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
-        n, recurrent = self.config.minibatches, self.agent.recurrent
-        for minibatch, minibatch_state in minibatches(batch, state, n, recurrent, self.rng, self._normalized):
-            rows, norm, ends = self.learn((minibatch, minibatch_state))
+        n, recurrent, n_valid = self.config.minibatches, self.agent.recurrent, samples.n_valid
+        for inputs in minibatches(batch, samples.state, n, recurrent, self.rng, self._normalized, n_valid):
+            rows, norm, ends = self.learn(inputs)
             steps.append((rows, norm))
             if self.config.target_kl != math.inf and bool(ends):
                 return False

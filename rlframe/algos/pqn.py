@@ -21,7 +21,7 @@ from torch import Tensor
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.on_policy import OnPolicy, check_minibatches, mean_of
+from rlframe.algos.on_policy import OnPolicy, check_minibatches, mean_of, order_of_rows
 from rlframe.core.config import count
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator, seed_int
@@ -131,7 +131,7 @@ class PQN(OnPolicy):
         rows, fit = self._targets(samples)
         metrics: list[dict[str, Tensor]] = []
         for _ in range(self.config.epochs):
-            for minibatch in self._minibatches(rows, samples.state):
+            for minibatch in self._minibatches(rows, samples):
                 self.agent.model.resample(self.generator)
                 metrics.append(self.learn(minibatch))
                 self.progress.updates += 1
@@ -155,18 +155,17 @@ class PQN(OnPolicy):
         fit = explained_variance(q[:-1].amax(-1), return_, samples.valid)
         return Rows(inputs, samples.action, return_, samples.valid), fit
 
-    def _minibatches(self, rows: Rows, state: Tree) -> Iterator[tuple[Rows, Tree]]:
+    def _minibatches(self, rows: Rows, samples: Samples) -> Iterator[tuple[Rows, Tree]]:
         """One pass in a new order: rows [T * B / n], or with memory sequences [T, B / n] and the memory before."""
-        n, device = self.config.minibatches, rows.valid.device
-        of_sequences = self.agent.recurrent
-        size = rows.valid.shape[1] if of_sequences else rows.valid.numel()
-        order = to_device(torch.from_numpy(self.rng.permutation(size)), device).view(n, -1)
-        rows = rows if of_sequences else rows.map(lambda x: x.flatten(0, 1))
-        for part in order:
-            if of_sequences:
+        n, state = self.config.minibatches, samples.state
+        if self.agent.recurrent:
+            columns = torch.from_numpy(self.rng.permutation(rows.valid.shape[1]))
+            for part in to_device(columns, rows.valid.device).view(n, -1):
                 yield rows[:, part], map_tree(lambda x, part=part: x[part], state)
-            else:
-                yield rows[part], state
+        else:
+            flat = rows.map(lambda x: x.flatten(0, 1))
+            for part in order_of_rows(rows.valid, n, self.rng, samples.n_valid):
+                yield flat[part], state
 
     def _learn(self, inputs: tuple[Rows, Tree]) -> dict[str, Tensor]:
         """One gradient step on a minibatch."""

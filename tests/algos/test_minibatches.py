@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlframe.algos.a2c import Config as A2CConfig
-from rlframe.algos.on_policy import make_batch, minibatches
+from rlframe.algos.on_policy import make_batch, minibatches, order_of_rows
 from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
@@ -27,6 +27,7 @@ def numbered(model: str = "none") -> tuple[Samples, torch.Tensor]:
 
 def test_rows_are_covered_exactly_once_an_epoch_in_a_new_order() -> None:
     samples, numbers = numbered()
+    samples.valid.fill_(True)
     rng = np.random.default_rng(0)
     epochs = []
     for _ in range(2):
@@ -49,6 +50,18 @@ def test_what_belongs_to_a_row_stays_with_it() -> None:
         assert_equal(part.value, samples.info.value.flatten()[rows])  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("n_valid", [0, 1, 26, 59, 62, 64])
+def test_most_rows_that_are_not_valid_are_left_out_and_valid_ones_never(n_valid: int) -> None:
+    """Of 128 rows in 4 minibatches; a 32nd of a minibatch is 1 row."""
+    valid = torch.zeros(128, dtype=torch.bool)
+    valid[torch.randperm(128, generator=torch.Generator().manual_seed(0))[: 2 * n_valid]] = True
+    order = order_of_rows(valid.view(8, 16), 4, np.random.default_rng(0), 2 * n_valid)
+    assert order.shape == (4, max(1, math.ceil(n_valid / 2)))
+    assert len(set(order.flatten().tolist())) == order.numel(), "no row is there twice"
+    assert int(valid[order].sum()) == 2 * n_valid
+    assert int(valid[order].sum(1).min()) >= n_valid // 4, "what fills up is spread over all of them"
+
+
 def test_sequences_keep_their_order_and_their_state() -> None:
     samples, numbers = numbered("lstm")
     state = map_tree(lambda x: torch.arange(4.0)[:, None].expand_as(x).clone(), samples.state)
@@ -68,6 +81,8 @@ def test_sequences_keep_their_order_and_their_state() -> None:
 @pytest.mark.parametrize(("n", "recurrent"), [(1, False), (3, False), (2, True)])
 def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
     samples, numbers = numbered("lstm" if recurrent else "none")
+    samples.valid.fill_(True)
+    samples.valid[3, 1] = False
     seen = []
 
     def prepared(advantage: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
