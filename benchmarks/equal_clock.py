@@ -1,0 +1,191 @@
+"""What the same CPU time buys on MuJoCo: learning curves of rlframe, Stable-Baselines3 and SBX over CPU seconds.
+
+    python -m benchmarks.equal_clock contender=rlframe_crossq envs=Hopper-v5 seeds=0,1,2 core=0
+    python -m benchmarks.equal_clock contender=sbx_crossq python=SBX_VENV/bin/python core=1
+    python -m benchmarks.equal_clock show=true                                              the table of all measured
+
+Each training is a process with one thread, pinned to one core, that ends after `seconds` of its CPU time, compilation
+included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other processes disturb
+it less. After every 10,000 env_steps, of PPO 200,000, the policy plays EPISODES deterministic episodes. rlframe runs
+its presets, PPO's over 4M env_steps, the others their defaults; sbx_crossq_256 has the widths of rlframe's CrossQ. What
+is in `out` is not repeated.
+
+Other frameworks are no dependencies: pip install stable-baselines3 sbx-rl.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 900
+ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean")
+OUT = Path("results/equal_clock/curves.csv")
+RANDOM_AND_TD3 = {  # returns of random play and of TD3 after a million steps (Fujimoto et al. 2018, table 1)
+    "HalfCheetah-v5": (-289.4, 9637.0),
+    "Hopper-v5": (18.8, 3564.1),
+    "Walker2d-v5": (2.8, 4682.8),
+}
+
+Record = Callable[[int, float, float], bool]  # env_steps, CPU seconds of evaluations, return; whether to go on
+
+
+def cpu_seconds() -> float:
+    """Of this process, and of those of its children that have ended."""
+    each = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(found.ru_utime + found.ru_stime for found in each)
+
+
+def train_rlframe(preset: str, env: str, seed: int, record: Record, every: int = EVERY, n_steps: int = 10**7) -> None:
+    """Train a preset of rlframe; `n_steps`: over which its schedules go."""
+    import rlframe
+    from rlframe.runners import Callback
+
+    class Watch(Callback):
+        """Records evaluations; their time is that since the last batch."""
+
+        def __init__(self) -> None:
+            self.before, self.evaluating = cpu_seconds(), 0.0
+
+        def on_batch(self, samples: Any) -> None:
+            self.before = cpu_seconds()
+
+        def on_update(self, metrics: Mapping[str, Any]) -> None:
+            self.on_batch(None)
+
+        def on_evaluation(self, row: Mapping[str, float]) -> None:
+            self.evaluating += cpu_seconds() - self.before
+            if not record(self.runner.env_steps, self.evaluating, row["eval/return_mean"]):
+                self.stop("the time is over")
+
+    name = f"mujoco/{preset}_{env.partition('-')[0].lower()}"
+    sizes = {"runner.n_steps": n_steps, "runner.log_interval_steps": every, "eval.n_episodes": EPISODES}
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{directory}/compiled"
+        rlframe.train(
+            experiment=name, seed=seed, threads=1, affinity="none", compile="true", log_dir=f"{directory}/run",
+            callbacks=[Watch()], **sizes,
+        )  # fmt: skip
+
+
+def train_other(package: str, algo: str, env: str, seed: int, record: Record, **settings: Any) -> None:
+    """Train with the defaults of Stable-Baselines3 or SBX."""
+    every = EVERY_OF_PPO if algo == "PPO" else EVERY
+    import gymnasium
+    import torch
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+
+    torch.set_num_threads(1)
+    module, judged = __import__(package), Monitor(gymnasium.make(env))
+    judged.reset(seed=1_000_000 + seed)
+
+    class Watch(BaseCallback):
+        """Records evaluations."""
+
+        evaluating = 0.0
+
+        def _on_step(self) -> bool:
+            if self.num_timesteps % every:
+                return True
+            before = cpu_seconds()
+            score, _ = evaluate_policy(self.model, judged, EPISODES)
+            self.evaluating += cpu_seconds() - before
+            return record(self.num_timesteps, self.evaluating, float(score))
+
+    getattr(module, algo)("MlpPolicy", env, seed=seed, **settings).learn(10**7, callback=Watch())
+
+
+_SMALL = {"net_arch": {"pi": [256, 256], "qf": [256, 256]}}
+CONTENDERS: dict[str, Callable[[str, int, Record], None]] = {
+    "rlframe_ppo": partial(train_rlframe, "ppo", every=EVERY_OF_PPO, n_steps=4_000_000),
+    "rlframe_crossq": partial(train_rlframe, "crossq"),
+    "rlframe_sac": partial(train_rlframe, "sac"),
+    "sb3_ppo": partial(train_other, "stable_baselines3", "PPO", device="cpu"),
+    "sb3_sac": partial(train_other, "stable_baselines3", "SAC", device="cpu"),
+    "sbx_sac": partial(train_other, "sbx", "SAC"),
+    "sbx_tqc": partial(train_other, "sbx", "TQC"),
+    "sbx_crossq": partial(train_other, "sbx", "CrossQ"),
+    "sbx_crossq_256": partial(train_other, "sbx", "CrossQ", policy_kwargs=_SMALL),
+}
+
+
+def measure(contender: str, env: str, seed: int, seconds: float, out: Path) -> None:
+    """Train once, in this process; append the curve to `out`."""
+    curve: list[tuple[int, str, str]] = []
+    start = cpu_seconds()
+
+    def record(env_steps: int, evaluating: float, score: float) -> bool:
+        took = cpu_seconds() - start - evaluating
+        if took <= seconds:
+            curve.append((env_steps, f"{took:.1f}", f"{score:.1f}"))
+            print(contender, env, seed, *curve[-1], flush=True)
+        return took <= seconds
+
+    CONTENDERS[contender](env, seed, record)
+    with out.open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows((contender, env, seed, *row) for row in curve)
+
+
+def found(out: Path) -> list[dict[str, str]]:
+    """The measured rows, by column."""
+    with out.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """The last return of each seed, as Markdown: means by environment, of n seeds, and the normalised mean of all."""
+    last = {(row["contender"], row["env"], row["seed"]): float(row["return_mean"]) for row in rows}
+    lines = [["contender", *ENVS, "normalised"], ["---"] * (len(ENVS) + 2)]
+    for contender in CONTENDERS:
+        shares, cells = [], []
+        for env in ENVS:
+            scores = [score for (name, where, _), score in last.items() if (name, where) == (contender, env)]
+            cells.append(f"{statistics.mean(scores):,.0f} (n={len(scores)})" if scores else "-")
+            low, high = RANDOM_AND_TD3[env]
+            shares += [(statistics.mean(scores) - low) / (high - low)] if scores else []
+        if shares:
+            lines.append([contender, *cells, f"{statistics.mean(shares):.2f}" if len(shares) == len(ENVS) else "-"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(words: dict[str, str]) -> None:
+    """Measure what is asked for and is not in `out` yet, each in a process of its own."""
+    out = Path(words.get("out", OUT))
+    if not out.is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    if "show" in words:
+        print(table(found(out)))
+        return
+    contender, seconds = words["contender"], float(words.get("seconds", SECONDS))
+    envs, seeds = words.get("envs", ",".join(ENVS)).split(","), words.get("seeds", "0,1,2").split(",")
+    if "one" in words:
+        measure(contender, envs[0], int(seeds[0]), seconds, out)
+        return
+    if "core" in words and sys.platform == "linux":
+        os.sched_setaffinity(0, {int(words["core"])})
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    own = {**os.environ, **one_thread, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    python = words.get("python", sys.executable)
+    for seed in seeds:
+        for env in envs:
+            if any((row["contender"], row["env"], row["seed"]) == (contender, env, seed) for row in found(out)):
+                continue
+            command = [python, "-m", "benchmarks.equal_clock", f"contender={contender}", f"envs={env}", f"seeds={seed}"]
+            subprocess.run([*command, f"seconds={seconds}", f"out={out}", "one=true"], env=own, check=True)
+
+
+if __name__ == "__main__":
+    main(dict(word.split("=", 1) for word in sys.argv[1:]))
