@@ -2,7 +2,8 @@
 
     python -m benchmarks.equal_clock contender=rlframe_crossq envs=Hopper-v5 seeds=0,1,2 core=0
     python -m benchmarks.equal_clock contender=sbx_crossq python=SBX_VENV/bin/python core=1
-    python -m benchmarks.equal_clock show=true                                              the table of all measured
+    python -m benchmarks.equal_clock show=true                     the table of all that was measured
+    python -m benchmarks.equal_clock figure=docs/images/equal_clock.png
 
 Each training is a process with one thread, pinned to one core, that ends after `seconds` of its CPU time, compilation
 included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other processes disturb
@@ -24,8 +25,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 900
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
@@ -160,6 +164,40 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+_FRAMEWORKS = {"rlframe": "rlframe", "sb3": "Stable-Baselines3", "sbx": "SBX"}
+_ALGOS = {"ppo": "PPO", "crossq": "CrossQ", "sac": "SAC", "tqc": "TQC", "crossq_256": "CrossQ, widths of 256"}
+
+
+def draw(rows: list[dict[str, str]], out: Path) -> None:
+    """A panel for each environment: the mean return of each contender's seeds, and their range, over CPU time."""
+    from rlframe.analysis.figures import COLORS, new_figure, save_figure  # other frameworks have not its packages
+
+    envs = [env for env in ENVS if any(row["env"] == env for row in rows)]
+    figure = new_figure(1 + 4 * len(envs), 4)
+    for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
+        for contender, color in zip(CONTENDERS, cycle(COLORS), strict=False):
+            of_seed: dict[str, list[tuple[float, float]]] = {}
+            for row in rows:
+                if (row["contender"], row["env"]) == (contender, env):
+                    of_seed.setdefault(row["seed"], []).append((float(row["cpu_seconds"]), float(row["return_mean"])))
+            if not of_seed:
+                continue
+            framework, _, algo = contender.partition("_")
+            curves = [tuple(zip(*curve, strict=True)) for curve in of_seed.values()]
+            x = np.linspace(max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves), 200)
+            scores = np.stack([np.interp(x, *curve) for curve in curves])
+            style = "-" if framework == "rlframe" else "--"
+            label = f"{_FRAMEWORKS[framework]} {_ALGOS[algo]}"
+            axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label)
+            axis.fill_between(x / 60, scores.min(0), scores.max(0), color=color, alpha=0.18, linewidth=0)
+        axis.set(title=env, xlabel="CPU time on one core (min)")
+        axis.grid(True, color="0.9", linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("mean return of an evaluation")
+    figure.axes[0].legend(frameon=False, fontsize="small")
+    save_figure(figure, out)
+
+
 def main(words: dict[str, str]) -> None:
     """Measure what is asked for and is not in `out` yet, each in a process of its own."""
     out = Path(words.get("out", OUT))
@@ -168,6 +206,9 @@ def main(words: dict[str, str]) -> None:
         out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
     if "show" in words:
         print(table(found(out)))
+        return
+    if "figure" in words:
+        draw(found(out), Path(words["figure"]))
         return
     contender, seconds = words["contender"], float(words.get("seconds", SECONDS))
     envs, seeds = words.get("envs", ",".join(ENVS)).split(","), words.get("seeds", "0,1,2").split(",")

@@ -18,18 +18,16 @@ class Read:
     """
 
     def __init__(self, env: Any) -> None:
-        self._env, self._found = env, [vars(env)]
-        own = [type(env)]
+        self._env, self._layers = env, [env]
         while isinstance(env, BaseWrapper):
             env = env.env
-            self._found.append(vars(env))
-            own.append(type(env))
-        self._made = {name for name in _READ if any(hasattr(each, name) for each in own)}  # properties
+            self._layers.append(env)
+        self._made = {name for name in _READ if any(hasattr(type(each), name) for each in self._layers)}  # properties
 
     def __call__(self, name: str) -> Any:
         if name not in self._made:
-            for found in self._found:
-                if name in found:
+            for each in self._layers:
+                if name in (found := vars(each)):
                     return found[name]
         return getattr(self._env, name)
 
