@@ -19,7 +19,8 @@ WITHOUT = (
     (RESULTS / "without_curves.txt").read_text(encoding="utf-8").split()
 )  # presets that nobody has measured in this form yet
 
-FILES = [path for path in RESULTS.glob("*/*.csv") if path.parent.name not in ("compiled", "defaults", "search")]
+OTHERS = ("compiled", "defaults", "equal_clock", "search")  # experiments with files of their own form
+FILES = [path for path in RESULTS.glob("*/*.csv") if path.parent.name not in OTHERS]
 
 
 def preset(name: str) -> dict:
