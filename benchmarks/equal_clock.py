@@ -3,7 +3,7 @@
     python -m benchmarks.equal_clock contender=rlframe_crossq envs=Hopper-v5 seeds=0,1,2 core=0
     python -m benchmarks.equal_clock contender=sbx_crossq python=SBX_VENV/bin/python core=1
     python -m benchmarks.equal_clock show=true                     the table of all that was measured
-    python -m benchmarks.equal_clock figure=docs/images/equal_clock.png
+    python -m benchmarks.equal_clock figure=docs/images/equal_clock.png envs=HalfCheetah-v5
 
 Each training is a process with one thread, pinned to one core, that ends after `seconds` of its CPU time, compilation
 included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other processes disturb
@@ -168,12 +168,11 @@ _FRAMEWORKS = {"rlframe": "rlframe", "sb3": "Stable-Baselines3", "sbx": "SBX"}
 _ALGOS = {"ppo": "PPO", "crossq": "CrossQ", "sac": "SAC", "tqc": "TQC", "crossq_256": "CrossQ, widths of 256"}
 
 
-def draw(rows: list[dict[str, str]], out: Path) -> None:
+def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
     """A panel for each environment: the mean return of each contender's seeds, and their range, over CPU time."""
     from rlframe.analysis.figures import COLORS, new_figure, save_figure  # other frameworks have not its packages
 
-    envs = [env for env in ENVS if any(row["env"] == env for row in rows)]
-    figure = new_figure(1 + 4 * len(envs), 4)
+    figure = new_figure(2.5 + 4.5 * len(envs), 4.6)
     for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
         for contender, color in zip(CONTENDERS, cycle(COLORS), strict=False):
             of_seed: dict[str, list[tuple[float, float]]] = {}
@@ -208,7 +207,7 @@ def main(words: dict[str, str]) -> None:
         print(table(found(out)))
         return
     if "figure" in words:
-        draw(found(out), Path(words["figure"]))
+        draw(found(out), words.get("envs", ",".join(ENVS)).split(","), Path(words["figure"]))
         return
     contender, seconds = words["contender"], float(words.get("seconds", SECONDS))
     envs, seeds = words.get("envs", ",".join(ENVS)).split(","), words.get("seeds", "0,1,2").split(",")
