@@ -50,3 +50,19 @@ def test_a_frozen_policy_keeps_the_weights_of_another_run(tmp_path: Path) -> Non
         weights = {name: x for name, x in before[f"agent/{policy}"].items() if name.startswith("model.")}
         assert all(torch.equal(x, after[f"agent/{policy}"][name]) for name, x in weights.items()) == stays
     assert "algo/odd/loss" not in second.metrics
+
+
+@pytest.mark.parametrize("algo", ["ppo", "pqn"])
+def test_rows_in_which_agents_wait_are_left_out_of_minibatches(algo: str) -> None:
+    """Of three agents that take turns, and one of whom leaves, fewer than half of all rows are valid."""
+    seen: list[torch.Tensor] = []
+    sizes = {"sampler": "serial", "sampler.batch_T": 32, "sampler.batch_B": 4, "algo.epochs": 1, "algo.minibatches": 4}
+    with rlframe.build(algo, "tests.agents_envs:Turns", n_steps=999, runner="minibatch_rl", **sizes) as run:
+        learner = run.runner.learners.only
+        learn = learner.algo.learn
+        learner.algo.learn = lambda inputs: (seen.append(inputs[0].valid), learn(inputs))[1]
+        run.runner.iterate()
+        n_valid = learner.algo.progress.agent_steps
+    valid = torch.stack(seen)
+    assert 0 < int(valid.sum()) == n_valid, "each valid row is learned from once"
+    assert n_valid <= valid.numel() <= n_valid + 12 < 384 / 2, "a 32nd of all rows fills up"
