@@ -91,6 +91,11 @@ def test_what_does_not_belong_together_is_refused_and_the_file_stays(
     assert read_results(out).measured[-1]["ended"] == "interrupted"
 
 
+def test_runs_may_differ_in_what_only_rounds_otherwise(tmp_path: Path) -> None:
+    runs = [run_dir(tmp_path / str(seed), seed, (1.0, 2.0), threads=1 + seed) for seed in (0, 1)]
+    assert set(add_runs(runs, tmp_path / "out.csv", (), "", False).rows) == {0, 1}
+
+
 def test_a_resumed_run_is_of_the_settings_it_was_resumed_with(tmp_path: Path) -> None:
     run = run_dir(tmp_path / "first", 0, (1.0, 2.0))
     params = json.loads((run / "params.json").read_text()) | {"resumed": [{"changed": {"algo.clip": 0.3}}]}
