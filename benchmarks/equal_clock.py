@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 900
+EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 600
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean")
 OUT = Path("results/equal_clock/curves.csv")
@@ -172,7 +172,7 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
     """A panel for each environment: the mean return of each contender's seeds, and their range, over CPU time."""
     from rlframe.analysis.figures import COLORS, new_figure, save_figure  # other frameworks have not its packages
 
-    figure = new_figure(2.5 + 4.5 * len(envs), 4.6)
+    figure = new_figure(3 + 4.5 * len(envs), 4.2)
     for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
         for contender, color in zip(CONTENDERS, cycle(COLORS), strict=False):
             of_seed: dict[str, list[tuple[float, float]]] = {}
@@ -193,7 +193,7 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
         axis.grid(True, color="0.9", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("mean return of an evaluation")
-    figure.axes[0].legend(frameon=False, fontsize="small")
+    figure.axes[-1].legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     save_figure(figure, out)
 
 
