@@ -57,14 +57,25 @@ def _is_of_study(key: Any) -> bool:
     return str(key).partition(".")[0] in _OF_STUDY
 
 
+def _what_there_is(name: str) -> str:
+    """Names like this one; else those of its folder, or the folders."""
+    known = preset_names()
+    if near := nearest(name, known):
+        return near
+    of_folder: dict[str, list[str]] = {}
+    for each in known:
+        of_folder.setdefault(each.partition("/")[0], []).append(each)
+    own = of_folder.get(name.partition("/")[0], [f"{folder}/..." for folder in of_folder])
+    return f"; there are {', '.join(own)}"
+
+
 def _keys_of(name: str) -> dict[str, Any]:
     """The entries of `config:` and those of a study beside it; of a YAML file without `config:`, all entries."""
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file() and path.suffix and str(path) == name:
         raise ConfigError(f"experiment={name}: no such file")
     if not path.is_file():
-        known = preset_names()
-        raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
+        raise ConfigError(f"no preset {name!r}{_what_there_is(name)}")
     content = read_json(path) if path.suffix == ".json" else _read_yaml(path)
     if path.suffix != ".json" and isinstance(content, dict) and content and "config" not in content:
         return dict(content)

@@ -52,3 +52,16 @@ def test_an_invalid_preset_is_refused_with_file_and_line(
 def test_a_mistyped_name_gets_the_nearest_names() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*classic/ppo_cartpole"):
         load_preset("classic/ppo_cartpol")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mujoco/ppo_halfcheta", r"no preset 'mujoco/ppo_halfcheta'; did you mean mujoco/ppo_halfcheetah or "),
+        ("mujoco/zzzzqqq", r"no preset 'mujoco/zzzzqqq'; there are mujoco/ars_swimmer, .*, mujoco/xqc_walker2d$"),
+        ("zzzz", r"no preset 'zzzz'; there are async/\.\.\., atari/\.\.\., "),
+    ],
+)
+def test_a_name_that_is_wrong_is_told_what_is_near_it(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_preset(name)
