@@ -13,7 +13,6 @@ time of that process, which other processes disturb less. A training that is in 
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import statistics
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.parts.kept_rows import add_rows, has, rows_in
 from rlframe.core.errors import pluralize
 
 EPISODES, SEEDS = 20, 5
@@ -112,14 +112,7 @@ def measure(framework: str, name: str, seed: int, out: Path) -> None:
     values = [framework, name, seed, *(f"{x:.1f}" for x in (np.mean(returns), np.std(returns), seconds, cpu_seconds))]
     line = dict(zip(COLUMNS, values, strict=True))
     print(line, flush=True)
-    with out.open("a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, COLUMNS).writerow(line)
-
-
-def found(out: Path) -> list[dict[str, str]]:
-    """The measured lines, by column."""
-    with out.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    add_rows(out, COLUMNS, [line])
 
 
 def table(lines: list[dict[str, str]]) -> str:
@@ -148,11 +141,9 @@ def _score(returns: list[float]) -> str:
 def main(words: dict[str, str]) -> None:
     """Measure what is asked for and is not in `out` yet, each in a process of its own."""
     out = Path(words.get("out", OUT))
-    if not out.is_file():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    kept = rows_in(out, COLUMNS)
     if "show" in words:
-        print(table(found(out)))
+        print(table(kept))
         return
     framework = words["framework"]
     names, seeds = (
@@ -167,7 +158,7 @@ def main(words: dict[str, str]) -> None:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1") if framework == "sb3" else {}
     for name in names:
         for seed in seeds:
-            if any((line["framework"], line["row"], line["seed"]) == (framework, name, seed) for line in found(out)):
+            if has(rows_in(out, COLUMNS), framework=framework, row=name, seed=seed):
                 continue
             command = [sys.executable, "-m", "benchmarks.defaults", f"framework={framework}", f"rows={name}"]
             subprocess.run([*command, f"seeds={seed}", f"out={out}", "one=true"], env={**os.environ, **threads})

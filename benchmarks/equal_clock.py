@@ -16,7 +16,7 @@ Other frameworks are no dependencies: pip install stable-baselines3 sbx-rl.
 
 from __future__ import annotations
 
-import csv
+import importlib
 import os
 import resource
 import statistics
@@ -31,14 +31,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.parts.kept_rows import add_rows, has, rows_in
+
 EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 600
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean")
 OUT = Path("results/equal_clock/curves.csv")
-RANDOM_AND_TD3 = {  # returns of random play and of TD3 after a million steps (Fujimoto et al. 2018, table 1)
-    "HalfCheetah-v5": (-289.4, 9637.0),
-    "Hopper-v5": (18.8, 3564.1),
-    "Walker2d-v5": (2.8, 4682.8),
+RANDOM_AND_TD3 = {  # returns that score 0 and 1, as of Palenicek et al. 2025 (arXiv 2509.25174), on version 4
+    "HalfCheetah-v5": (-289.415, 10574.0),
+    "Hopper-v5": (18.791, 3226.0),
+    "Walker2d-v5": (2.791, 3946.0),
 }
 
 Record = Callable[[int, float, float], bool]  # env_steps, CPU seconds of evaluations, return; whether to go on
@@ -65,7 +67,7 @@ def train_rlframe(preset: str, env: str, seed: int, record: Record, every: int =
             self.before = cpu_seconds()
 
         def on_update(self, metrics: Mapping[str, Any]) -> None:
-            self.on_batch(None)
+            self.before = cpu_seconds()
 
         def on_evaluation(self, row: Mapping[str, float]) -> None:
             self.evaluating += cpu_seconds() - self.before
@@ -84,7 +86,6 @@ def train_rlframe(preset: str, env: str, seed: int, record: Record, every: int =
 
 def train_other(package: str, algo: str, env: str, seed: int, record: Record, **settings: Any) -> None:
     """Train with the defaults of Stable-Baselines3 or SBX."""
-    every = EVERY_OF_PPO if algo == "PPO" else EVERY
     import gymnasium
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -92,7 +93,7 @@ def train_other(package: str, algo: str, env: str, seed: int, record: Record, **
     from stable_baselines3.common.monitor import Monitor
 
     torch.set_num_threads(1)
-    module, judged = __import__(package), Monitor(gymnasium.make(env))
+    every, judged = EVERY_OF_PPO if algo == "PPO" else EVERY, Monitor(gymnasium.make(env))
     judged.reset(seed=1_000_000 + seed)
 
     class Watch(BaseCallback):
@@ -108,7 +109,9 @@ def train_other(package: str, algo: str, env: str, seed: int, record: Record, **
             self.evaluating += cpu_seconds() - before
             return record(self.num_timesteps, self.evaluating, float(score))
 
-    getattr(module, algo)("MlpPolicy", env, seed=seed, **settings).learn(10**7, callback=Watch())
+    getattr(importlib.import_module(package), algo)("MlpPolicy", env, seed=seed, **settings).learn(
+        10**7, callback=Watch()
+    )
 
 
 _SMALL = {"net_arch": {"pi": [256, 256], "qf": [256, 256]}}
@@ -127,25 +130,19 @@ CONTENDERS: dict[str, Callable[[str, int, Record], None]] = {
 
 def measure(contender: str, env: str, seed: int, seconds: float, out: Path) -> None:
     """Train once, in this process; append the curve to `out`."""
-    curve: list[tuple[int, str, str]] = []
+    curve: list[dict[str, object]] = []
     start = cpu_seconds()
 
     def record(env_steps: int, evaluating: float, score: float) -> bool:
         took = cpu_seconds() - start - evaluating
         if took <= seconds:
-            curve.append((env_steps, f"{took:.1f}", f"{score:.1f}"))
-            print(contender, env, seed, *curve[-1], flush=True)
+            values = contender, env, seed, env_steps, f"{took:.1f}", f"{score:.1f}"
+            print(*values, flush=True)
+            curve.append(dict(zip(COLUMNS, values, strict=True)))
         return took <= seconds
 
     CONTENDERS[contender](env, seed, record)
-    with out.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows((contender, env, seed, *row) for row in curve)
-
-
-def found(out: Path) -> list[dict[str, str]]:
-    """The measured rows, by column."""
-    with out.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    add_rows(out, COLUMNS, curve)
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -169,22 +166,20 @@ _ALGOS = {"ppo": "PPO", "crossq": "CrossQ", "sac": "SAC", "tqc": "TQC", "crossq_
 
 
 def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
-    """A panel for each environment: the mean return of each contender's seeds, and their range, over CPU time."""
+    """A panel for each environment: the mean return of each contender's seeds, and their range, over CPU time.
+
+    Needs matplotlib.
+    """
     from rlframe.analysis.figures import COLORS, new_figure, save_figure  # other frameworks have not its packages
 
     figure = new_figure(3 + 4.5 * len(envs), 4.2)
     for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
         for contender, color in zip(CONTENDERS, cycle(COLORS), strict=False):
-            of_seed: dict[str, list[tuple[float, float]]] = {}
-            for row in rows:
-                if (row["contender"], row["env"]) == (contender, env):
-                    of_seed.setdefault(row["seed"], []).append((float(row["cpu_seconds"]), float(row["return_mean"])))
-            if not of_seed:
+            own = [row for row in rows if (row["contender"], row["env"]) == (contender, env)]
+            if not own:
                 continue
+            x, scores = _curves(own)
             framework, _, algo = contender.partition("_")
-            curves = [tuple(zip(*curve, strict=True)) for curve in of_seed.values()]
-            x = np.linspace(max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves), 200)
-            scores = np.stack([np.interp(x, *curve) for curve in curves])
             style = "-" if framework == "rlframe" else "--"
             label = f"{_FRAMEWORKS[framework]} {_ALGOS[algo]}"
             axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label)
@@ -197,17 +192,25 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
     save_figure(figure, out)
 
 
+def _curves(rows: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+    """CPU seconds [n] at which all seeds were measured, and their returns there [seeds, n]."""
+    of_seed: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        of_seed.setdefault(row["seed"], []).append((float(row["cpu_seconds"]), float(row["return_mean"])))
+    curves = [tuple(zip(*curve, strict=True)) for curve in of_seed.values()]
+    x = np.linspace(max(seconds[0] for seconds, _ in curves), min(seconds[-1] for seconds, _ in curves), 200)
+    return x, np.stack([np.interp(x, seconds, returns) for seconds, returns in curves])
+
+
 def main(words: dict[str, str]) -> None:
     """Measure what is asked for and is not in `out` yet, each in a process of its own."""
     out = Path(words.get("out", OUT))
-    if not out.is_file():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    kept = rows_in(out, COLUMNS)
     if "show" in words:
-        print(table(found(out)))
+        print(table(kept))
         return
     if "figure" in words:
-        draw(found(out), words.get("envs", ",".join(ENVS)).split(","), Path(words["figure"]))
+        draw(kept, words.get("envs", ",".join(ENVS)).split(","), Path(words["figure"]))
         return
     contender, seconds = words["contender"], float(words.get("seconds", SECONDS))
     envs, seeds = words.get("envs", ",".join(ENVS)).split(","), words.get("seeds", "0,1,2").split(",")
@@ -221,10 +224,11 @@ def main(words: dict[str, str]) -> None:
     python = words.get("python", sys.executable)
     for seed in seeds:
         for env in envs:
-            if any((row["contender"], row["env"], row["seed"]) == (contender, env, seed) for row in found(out)):
+            if has(rows_in(out, COLUMNS), contender=contender, env=env, seed=seed):
                 continue
             command = [python, "-m", "benchmarks.equal_clock", f"contender={contender}", f"envs={env}", f"seeds={seed}"]
-            subprocess.run([*command, f"seconds={seconds}", f"out={out}", "one=true"], env=own, check=True)
+            command += [f"seconds={seconds}", f"out={out}", "one=true"]
+            subprocess.run(command, env=own, check=True, timeout=20 * seconds + 600)  # of the clock on the wall
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The benchmarks run; what they measure is for a machine that has nothing else to do."""
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import equal_clock
+from benchmarks.parts.kept_rows import add_rows, rows_in
 from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -48,16 +48,16 @@ def test_the_costs_of_the_queue_are_measured(tmp_path: Path) -> None:
 
 
 def test_an_equal_clock_compares_the_last_returns_of_all_seeds_on_all_environments(tmp_path: Path) -> None:
-    returns = {"HalfCheetah-v5": 9637.0, "Hopper-v5": 18.8, "Walker2d-v5": 2342.8}  # 1, 0 and 1/2 of TD3's
+    returns = {"HalfCheetah-v5": 10_574.0, "Hopper-v5": 18.791, "Walker2d-v5": 1974.3955}  # 1, 0 and 1/2 of TD3's
     rows = [("sb3_sac", env, seed, 10_000, 60.0, 0.0) for env in returns for seed in (0, 1)]
     rows += [("sb3_sac", env, seed, 20_000, 120.0, score) for env, score in returns.items() for seed in (0, 1)]
     rows += [("rlframe_ppo", "Hopper-v5", 0, 20_000, 120.0, 1000.0)]
     out = tmp_path / "curves.csv"
-    with out.open("w", newline="") as file:
-        csv.writer(file).writerows([equal_clock.COLUMNS, *rows])
-    assert equal_clock.table(equal_clock.found(out)).splitlines()[2:] == [
+    assert rows_in(out, equal_clock.COLUMNS) == []
+    add_rows(out, equal_clock.COLUMNS, [dict(zip(equal_clock.COLUMNS, row, strict=True)) for row in rows])
+    assert equal_clock.table(rows_in(out, equal_clock.COLUMNS)).splitlines()[2:] == [
         "| rlframe_ppo | - | 1,000 (n=1) | - | - |",
-        "| sb3_sac | 9,637 (n=2) | 19 (n=2) | 2,343 (n=2) | 0.50 |",
+        "| sb3_sac | 10,574 (n=2) | 19 (n=2) | 1,974 (n=2) | 0.50 |",
     ]
 
 

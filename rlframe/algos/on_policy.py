@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -177,15 +178,15 @@ def minibatches(
 def order_of_rows(valid: Tensor, n: int, rng: np.random.Generator, n_valid: int = -1) -> Tensor:
     """The rows of a batch in random order, for `n` minibatches: numbers [n, rows] in the flattened batch.
 
-    If it is known how many are valid, `n_valid`, these and no more others than fill the minibatches up, whose size is
-    a multiple of a 32nd of what all rows come to: few sizes, as each is compiled. Agents that wait have many others.
+    If `n_valid` says how many are valid (-1: all count), the valid ones, and no more others than fill the minibatches
+    up. Their size is in 32nds of the full one: few sizes, as each is compiled. Agents that wait have many other rows.
     """
     n_rows = valid.numel()
     order = to_device(torch.from_numpy(rng.permutation(n_rows)), valid.device)
-    share = max(1, -(-_SIZES * n_valid // n_rows)) if n_valid >= 0 else _SIZES
+    share = max(1, math.ceil(_SIZES * n_valid / n_rows)) if n_valid >= 0 else _SIZES
     if share < _SIZES:
         valid_first = order[(~valid.flatten()[order]).to(torch.uint8).argsort(stable=True)]
-        n_kept = n * -(-n_rows // n * share // _SIZES)
+        n_kept = n * math.ceil(n_rows // n * share / _SIZES)
         order = valid_first[to_device(torch.from_numpy(rng.permutation(n_kept)), valid.device)]
     return order.view(n, -1)
 

@@ -12,9 +12,9 @@ _READ = ("agents", "agent_selection", "rewards", "terminations", "truncations", 
 
 
 class Read:
-    """What an environment says of its agents, past all wrappers around it: `read("rewards")`.
+    """What an environment says of its agents, as `read("rewards")` for `env.rewards`, faster.
 
-    `env.rewards` of PettingZoo asks each wrapper in turn, 1 us a wrapper, and a step of connect four asks 45 times.
+    That goes through `__getattr__` of every wrapper: 53 calls for a step of connect four, of which 17 are left.
     """
 
     def __init__(self, env: Any) -> None:

@@ -27,7 +27,6 @@ def numbered(model: str = "none") -> tuple[Samples, torch.Tensor]:
 
 def test_rows_are_covered_exactly_once_an_epoch_in_a_new_order() -> None:
     samples, numbers = numbered()
-    samples.valid.fill_(True)
     rng = np.random.default_rng(0)
     epochs = []
     for _ in range(2):
@@ -81,8 +80,6 @@ def test_sequences_keep_their_order_and_their_state() -> None:
 @pytest.mark.parametrize(("n", "recurrent"), [(1, False), (3, False), (2, True)])
 def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
     samples, numbers = numbered("lstm" if recurrent else "none")
-    samples.valid.fill_(True)
-    samples.valid[3, 1] = False
     seen = []
 
     def prepared(advantage: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
