@@ -9,7 +9,7 @@ Each training is a process with one thread, pinned to one core, that ends after 
 included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other processes disturb
 it less. After every 10,000 env_steps, of PPO 200,000, the policy plays EPISODES deterministic episodes. rlframe runs
 its presets, PPO's over 4M env_steps, the others their defaults; sbx_crossq_256 has the widths of rlframe's CrossQ. What
-is in `out` is not repeated.
+is in `out` is not repeated, and all of it is of one processor.
 
 Other frameworks are no dependencies: pip install stable-baselines3 sbx-rl.
 """
@@ -32,10 +32,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.parts.kept_rows import add_rows, has, rows_in
+from benchmarks.parts.machine import machine
 
 EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 600
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
-COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean")
+COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean", "cpu")
 OUT = Path("results/equal_clock/curves.csv")
 RANDOM_AND_TD3 = {  # returns that score 0 and 1, as of Palenicek et al. 2025 (arXiv 2509.25174), on version 4
     "HalfCheetah-v5": (-289.415, 10574.0),
@@ -50,6 +51,12 @@ def cpu_seconds() -> float:
     """Of this process, and of those of its children that have ended."""
     each = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(found.ru_utime + found.ru_stime for found in each)
+
+
+def cpu() -> str:
+    """The processor, and its units for bfloat16, in which rlframe multiplies where they are faster."""
+    found = machine()
+    return f"{found['cpu']}, {found['bf16_units']}"
 
 
 def train_rlframe(preset: str, env: str, seed: int, record: Record, every: int = EVERY, n_steps: int = 10**7) -> None:
@@ -136,7 +143,7 @@ def measure(contender: str, env: str, seed: int, seconds: float, out: Path) -> N
     def record(env_steps: int, evaluating: float, score: float) -> bool:
         took = cpu_seconds() - start - evaluating
         if took <= seconds:
-            values = contender, env, seed, env_steps, f"{took:.1f}", f"{score:.1f}"
+            values = contender, env, seed, env_steps, f"{took:.1f}", f"{score:.1f}", cpu()
             print(*values, flush=True)
             curve.append(dict(zip(COLUMNS, values, strict=True)))
         return took <= seconds
@@ -214,6 +221,8 @@ def main(words: dict[str, str]) -> None:
         return
     contender, seconds = words["contender"], float(words.get("seconds", SECONDS))
     envs, seeds = words.get("envs", ",".join(ENVS)).split(","), words.get("seeds", "0,1,2").split(",")
+    if others := {row["cpu"] for row in kept} - {cpu()}:
+        raise SystemExit(f"{out} has times of {' and '.join(sorted(others))}, this is {cpu()}; use out=ANOTHER.csv")
     if "one" in words:
         measure(contender, envs[0], int(seeds[0]), seconds, out)
         return
