@@ -14,7 +14,8 @@ from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, random_until
 from rlframe.algos.running_deviation import ScaledReturns
 from rlframe.core.config import choice, count, option, positive
 from rlframe.core.errors import ConfigError
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.struct import Tree
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import Critic, Ensemble, make_critic
 from rlframe.exploration import ExplorationSchedule, ExploreConfig
 from rlframe.replay import Replay, Transitions
@@ -115,6 +116,10 @@ class ActorCritic(OffPolicy):
     def scaled(self, batch: Transitions) -> Transitions:
         """Rows of replay as they are learned from."""
         return self.scaled_returns(batch) if self.config.normalize_return else batch
+
+    def normalized(self, inputs: AgentInputs) -> Tree:
+        """The observation as networks take it."""
+        return self.agent.model.normalized(inputs.observation)
 
     def explore(self) -> None:
         super().explore()

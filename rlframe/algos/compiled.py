@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.cuda_graph import graphed, graphed_by_turn
+from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.recorded import Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
@@ -76,40 +76,40 @@ class Update:
 class Compiled:
     """`learn`, compiled once for each form of its inputs while `compiling`; otherwise `learn` itself.
 
-    Each call is one update. Its results are new tensors.
+    Its results are new tensors. Where one of an algorithm's functions cannot be compiled, none is from then on.
     """
 
     def __init__(self, learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep], looks: str = "") -> None:
         """Args:
-        learn: makes at most one step with each of `steps`, from a tree of tensors and flags; its Python runs once a
-            form, so it must not count, draw or read values.
+        learn: makes one step with each of `steps`, from a tree of tensors; its Python runs once a form, so it must not
+            count, draw or read values.
         schedules: whose numbers it reads.    looks: why it cannot be compiled, if that is known.
         """
         self._learn, self._schedules, self._steps, self._looks = learn, schedules, list(steps), looks
         self._updates: dict[Any, Update | None] = {}
-        self._failed = False
+        self._name = " of the ".join(["updates", *learn.__name__.split("_")[2:]])  # _learn, or _learn_critics
 
     @property
     def compiles(self) -> bool:
         """Whether the next call is compiled, or shared with other runs."""
         choice = _current.get()
-        return (choice.compiles or choice.shared) and not self._failed
+        return (choice.compiles or choice.shared) and self._schedules.compiles
 
-    def __call__(self, inputs: Tree, *turns: bool) -> Any:
+    def __call__(self, inputs: Tree) -> Any:
         """The result of `learn`."""
         if not self.compiles:
-            return self._learn(inputs, *turns)
+            return self._learn(inputs)
         tensors = leaves(inputs)
-        form = (turns, in_bf16(), *map(_form, tensors))
+        form = (in_bf16(), *map(_form, tensors))
         if form not in self._updates:
-            self._updates[form] = self._prepare(inputs, turns)
+            self._updates[form] = self._prepare(inputs)
         update = self._updates[form]
         if update is None:
-            return self._learn(inputs, *turns)
+            return self._learn(inputs)
         try:
             return self._run(update, inputs, [x for x in tensors if isinstance(x, Tensor)])
         except NotTogether:
-            return self._learn(inputs, *turns)
+            return self._learn(inputs)
 
     def _run(self, update: Update, inputs: Tree, tensors: list[Tensor]) -> Any:
         steps = [step for step in update.steps if not step.is_captured]  # a CUDA graph does the host's part itself
@@ -123,7 +123,7 @@ class Compiled:
             steps[0].progress.between_steps()
         return found
 
-    def _prepare(self, inputs: Tree, turns: tuple[bool, ...]) -> Update | None:
+    def _prepare(self, inputs: Tree) -> Update | None:
         if len(self._updates) == _MOST_FORMS:
             _log.warning(f"updates of further shapes run uncompiled, since {_MOST_FORMS} are compiled already")
         if len(self._updates) >= _MOST_FORMS:
@@ -132,14 +132,15 @@ class Compiled:
         try:
             if self._looks:
                 raise NotCompiled(self._looks)
-            update = choice.prepare(self._learn, inputs, turns, self._schedules, self._steps)
+            update = choice.prepare(self._learn, inputs, self._schedules, self._steps)
         except NotCompiled as reason:
-            self._failed = True
+            self._schedules.compiles = False
             _log.warning(f"updates run uncompiled: {reason}")
             return None
         choice.mark()
         _log.info(
-            f"updates are {'compiled' if choice.compiles else 'stacked'}, which took {time.monotonic() - begin:.1f} s"
+            f"{self._name} are {'compiled' if choice.compiles else 'stacked'}, which took "
+            f"{time.monotonic() - begin:.1f} s"
         )
         return update
 
@@ -149,13 +150,11 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
 
     Args:
         learn: see Compiled.    schedules: whose numbers it reads.    looks: what decides by values in it; see looks_of.
-        steps: the first is made in each update, the others where the first of the flags of whose turn it is says so.
+        steps: that it makes.
     """
     device = steps[0].device
     learn = Compiled(learn, schedules, steps, looks)
-    if looks or device.type != "cuda":
-        return learn
-    return graphed_by_turn(learn, device, steps[0], steps[1:]) if steps[1:] else graphed(learn, device, steps)
+    return learn if looks or device.type != "cuda" else graphed(learn, device, steps)
 
 
 def looks_of(model: nn.Module) -> str:
@@ -170,7 +169,6 @@ def _form(leaf: Any) -> Any:
 def compile_update(
     learn: Learn,
     inputs: Tree,
-    turns: tuple[bool, ...],
     schedules: Schedules,
     steps: Sequence[OptimizerStep],
 ) -> Update:
@@ -180,7 +178,7 @@ def compile_update(
         NotCompiled: it cannot be recorded or compiled.
     """
     given = [x for x in leaves(inputs) if isinstance(x, Tensor)]
-    graph, state, outputs = record(learn, inputs, turns, schedules, steps)
+    graph, state, outputs = record(learn, inputs, schedules, steps)
     run = compile_graph(graph, [*given, *state])
     return Update(run, state, [step for step in steps if step.launched], outputs)
 

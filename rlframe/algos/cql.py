@@ -16,11 +16,11 @@ import chz
 import torch
 from torch import Tensor
 
-from rlframe.agents import ActorAgent, SquashedGaussian
+from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.sac import Losses, Pair, SoftValue
+from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
 from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
@@ -28,6 +28,7 @@ from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
+from rlframe.models.actor import Actor
 from rlframe.models.views import allowed
 from rlframe.ops.offline import conservative_gap
 from rlframe.replay import Transitions
@@ -69,7 +70,7 @@ class Conservative(SoftValue):
 
     def __init__(self, plain: SoftValue, multiplier: Temperature) -> None:
         """`multiplier`: α, if it is learned."""
-        super().__init__(plain.critic, plain.config)
+        super().__init__(plain.critic, plain.policy, plain.generator, plain.config)
         self.plain, self.multiplier = plain, multiplier
         if self.config.learn_conservative_weight:
             self.parameters = [*self.parameters, *multiplier.parameters()]
@@ -78,14 +79,15 @@ class Conservative(SoftValue):
     def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
         """log Σ_a exp Q_i(s, a) - Q_i(s, a of the data) [critics, n]."""
 
-    def others(self, params: Tensor, next_params: Tensor, noise: Tree) -> Tree:
-        """The other actions, and what the gap needs of them, from the policy's parameters; () if they are all."""
-        return ()
+    def draw(self, params: Tensor, noise: Tree) -> Any:
+        return self.plain.draw(params, noise)
 
-    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
-        own, noise = noise or ((), ())
-        drawn, next_drawn = self.plain.draw(params, next_params, own)
-        return drawn, (next_drawn, self.others(params, next_params, noise))
+    def draw_next(self, model: Actor, observations: Pair, noise: Tree) -> Pair:
+        """Also the other actions, and what the gap needs of them; () if they are all."""
+        return self.plain.draw_next(model, observations, noise), ()
+
+    def default_entropy(self, drawn: Any) -> Tensor | float:
+        return self.plain.default_entropy(drawn)
 
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Losses:
         """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4), and where α is learned -α (mean_i E[gap_i] - τ)   (eq. 30)."""
@@ -107,24 +109,24 @@ class Conservative(SoftValue):
 class OfDrawn(Conservative):
     """Box actions: N are drawn uniformly, N by the policy at s and N by that at s', and weighed by their densities."""
 
-    def __init__(self, plain: SoftValue, multiplier: Temperature, policy: SquashedGaussian, generator: Any) -> None:
-        super().__init__(plain, multiplier)
-        self.policy, self.generator = policy, generator
-
-    def noise(self, n: int) -> Tree:
-        """What SAC draws, and for others: [2 N n, d] standard normal, and [N n, *act] uniform in [-1, 1]."""
-        own, rows, device = self.plain.noise(n), self.config.n_actions * n, self.generator.device
-        normal = torch.randn(2 * rows, self.policy.size, generator=self.generator, device=device)
+    def noise(self, n: int) -> Pair:
+        """What SAC draws, and for others: [2, N n, d] standard normal, and [N n, *act] uniform in [-1, 1]."""
+        (own, following), rows, device = self.plain.noise(n), self.config.n_actions * n, self.generator.device
+        normal = torch.randn(2, rows, self.policy.size, generator=self.generator, device=device)
         uniform = torch.rand(rows, *self.policy.shape, generator=self.generator, device=device)
-        return own, (normal, 2 * uniform - 1)
+        return own, (following, normal, 2 * uniform - 1)
 
-    @torch.no_grad()
-    def others(self, params: Tensor, next_params: Tensor, noise: Pair) -> Tree:
-        """Actions [3 N n, *act] and their log-densities [3 N n], those of a row n apart."""
-        (normal, uniform), n = noise, self.config.n_actions
-        at, after = self.policy.distribution.sample_with_next(params.repeat(n, 1), next_params.repeat(n, 1), normal)
+    def draw_next(self, model: Actor, observations: Pair, noise: Any) -> Pair:
+        """Also actions [3 N n, *act] and their log-densities [3 N n], those of a row n apart."""
+        following, normal, uniform = noise
+        of_both = [model.params(x) for x in observations]
+        at, after = (
+            self.plain.draw(each.repeat(self.config.n_actions, 1), own)
+            for each, own in zip(of_both, normal, strict=True)
+        )
         of_uniform = torch.full_like(at[1], -self.policy.size * math.log(2))
-        return torch.cat([uniform, at[0], after[0]]), torch.cat([of_uniform, at[1], after[1]])
+        others = torch.cat([uniform, at[0], after[0]]), torch.cat([of_uniform, at[1], after[1]])
+        return self.plain.draw(of_both[1], following), others
 
     def gap(self, batch: Transitions, observation: Tree, drawn: Pair) -> Tensor:
         (action, log_density), n = drawn, len(batch.return_)
@@ -137,14 +139,10 @@ class OfDrawn(Conservative):
 class OfAll(Conservative):
     """Discrete actions: the sum is exact, over all that are allowed."""
 
-    def __init__(self, plain: SoftValue, multiplier: Temperature, masked: bool) -> None:
-        super().__init__(plain, multiplier)
-        self.masked = masked
-
     def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
         q = self.critic.q(observation)  # [critics, n, A]
         taken = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
-        if self.masked:
+        if self.policy.masked:
             q = q.masked_fill(~allowed(observation[ACTION_MASK]), -torch.inf)
         return conservative_gap(q, taken)
 
@@ -155,10 +153,8 @@ class CQL(sac.SAC):
     saved = (*sac.SAC.saved, "multiplier")
     config: Config
 
-    def _soft_value(self) -> tuple[SoftValue, float]:
-        plain, entropy = super()._soft_value()
+    def _soft_value(self) -> SoftValue:
+        plain = super()._soft_value()
         self.multiplier = Temperature(self.schedules.of("conservative_weight")(0)).to(self.device)
-        policy = self.agent.policy
-        if isinstance(policy, SquashedGaussian):
-            return OfDrawn(plain, self.multiplier, policy, self.generator), entropy
-        return OfAll(plain, self.multiplier, self.agent.model.masked), entropy
+        kind = OfDrawn if isinstance(plain, Continuous) else OfAll
+        return kind(plain, self.multiplier)

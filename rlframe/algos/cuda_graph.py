@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16
 
 Learn = Callable[[Tree], Any]  # from the data of an update to a tree of tensors; see `graphed`
-LearnInTurn = Callable[[Tree, bool, bool], Any]  # also of whether policy and targets have their turn
 
 _WARM_UPS = 3  # calls before capture: libraries choose kernels, gradients get memory
 
@@ -31,26 +29,8 @@ def graphed(learn: Learn, device: torch.device, steps: Sequence[OptimizerStep]) 
             so it must not count, draw or read values; pass changing numbers as floats of the argument, and change other
             tensors that it reads in place.
     """
-    return Graphed(learn, steps, CudaGraph(device)) if _can_graph(device, steps) else learn
-
-
-def graphed_by_turn(
-    learn: LearnInTurn,
-    device: torch.device,
-    critic_step: OptimizerStep,
-    policy_steps: Sequence[OptimizerStep],
-) -> LearnInTurn:
-    """As `graphed`, for a function of the data and of whether the policy and the targets have their turn.
-
-    `learn` makes the critics' step, and the policy's steps if that has its turn.
-    """
-    if not _can_graph(device, [critic_step, *policy_steps]):
-        return learn
-    return GraphedByTurn(learn, critic_step, policy_steps, partial(CudaGraph, device))
-
-
-def _can_graph(device: torch.device, steps: Sequence[OptimizerStep]) -> bool:
-    return device.type == "cuda" and not any(step.waits or step.progress.ranks.world_size > 1 for step in steps)
+    waits = any(step.waits or step.progress.ranks.world_size > 1 for step in steps)
+    return learn if waits or device.type != "cuda" else Graphed(learn, steps, CudaGraph(device))
 
 
 class Graph(ABC):
@@ -133,29 +113,6 @@ class Graphed:
         for step in self._steps:
             step.after_launch(inputs)
         return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self._results)
-
-
-class GraphedByTurn:
-    """A Graphed for each pair of turns; see `graphed_by_turn`."""
-
-    def __init__(
-        self,
-        learn: LearnInTurn,
-        critic_step: OptimizerStep,
-        policy_steps: Sequence[OptimizerStep],
-        make_graph: Callable[[], Graph],
-    ) -> None:
-        self.graphs: dict[tuple[bool, bool], Graphed] = {}
-        self._learn, self._critic_step, self._policy_steps = learn, critic_step, list(policy_steps)
-        self._make_graph = make_graph
-
-    def __call__(self, inputs: Tree, policy: bool, targets: bool) -> Any:
-        """The result of `learn`, in new memory."""
-        turn = policy, targets
-        if turn not in self.graphs:
-            steps = [self._critic_step, *(self._policy_steps if policy else ())]
-            self.graphs[turn] = Graphed(lambda batch: self._learn(batch, *turn), steps, self._make_graph())
-        return self.graphs[turn](inputs)
 
 
 def _form(leaf: Any) -> Any:

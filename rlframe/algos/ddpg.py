@@ -160,7 +160,8 @@ class DDPG(ActorCritic):
         )
         self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.learn = updates_of(self._learn, self.schedules, [self.critic_optimizer, self.optimizer])
+        self.learn_critics = updates_of(self._learn_critics, self.schedules, [self.critic_optimizer])
+        self.learn_policy = updates_of(self._learn_policy, self.schedules, [self.optimizer])
         self.start_exploring()
 
     def receive(self, samples: Samples) -> None:
@@ -172,7 +173,7 @@ class DDPG(ActorCritic):
     def _priorities(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
         noise = self._noise(batch.action)
-        values, target = self._values_and_target(batch, *self._observations(batch), noise)
+        values, target = self._values_and_target(batch, noise)
         return priorities(self._error(batch, values, target))
 
     def update(self) -> UpdateMetrics:
@@ -180,45 +181,43 @@ class DDPG(ActorCritic):
         batch = self.scaled(self.replay.sample(self.config.batch_size, beta))
         self.critic.choose(self.generator)
         n, c = self.progress.updates, self.config
-        turns = is_due(n, c.policy_interval), self.moves.turn(c.target_interval)
-        metrics, values, target = self.learn((batch, self._noise(batch.action)), *turns)
+        metrics, values, target = self.learn_critics((batch, self._noise(batch.action)))
+        if is_due(n, c.policy_interval):
+            metrics |= self.learn_policy(batch)
+        if self.moves.turn(c.target_interval):
+            soft_update(self.targets, self.online, self.now.tau)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(
-        self, inputs: tuple[Transitions, Tree], policy: bool = True, targets: bool = True
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """One step of the critics, and those that are due of the actor and the targets; also what had an error."""
+    def _learn_critics(self, inputs: tuple[Transitions, Tree]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1).
+
+        Also returns what `_error` is of.
+        """
         batch, noise = inputs
-        observation, next_observation = self._observations(batch)
-        values, target = self._values_and_target(batch, observation, next_observation, noise)
-        metrics = self._update_critics(batch, values, target)
-        if policy:
-            metrics |= self._update_actor(observation, batch.action)
-        if targets:
-            soft_update(self.targets, self.online, self.now.tau)
-        return metrics, values.detach(), target
-
-    def _observations(self, batch: Transitions) -> tuple[Tree, Tree]:
-        """s and s', normalised."""
-        normalized = self.agent.model.normalized
-        return normalized(batch.inputs.observation), normalized(batch.next_inputs.observation)
-
-    def _values_and_target(
-        self, batch: Transitions, observation: Tree, next_observation: Tree, noise: Tree
-    ) -> tuple[Tensor, Tensor]:
-        """Z_i(s, a) [critics, n, n_atoms] and Z'(s', a') [n, n_atoms] of the least of the target critics."""
-        next_action = self._next_action(next_observation, noise)
-        return self.critic.with_target(observation, batch.action, next_observation, next_action)
-
-    def _update_critics(self, batch: Transitions, values: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1)."""
+        values, target = self._values_and_target(batch, noise)
         loss = 2 * self.critic.loss(values, target, batch.return_, batch, self.now.target_clip)
         self.critic_optimizer.minimize(loss, batch)
-        return {"loss": loss.detach(), "q": self.critic.value.q(values.detach()).mean()}
+        metrics = {"loss": loss.detach(), "q": self.critic.value.q(values.detach()).mean()}
+        return metrics, values.detach(), target
+
+    def _learn_policy(self, batch: Transitions) -> dict[str, Tensor]:
+        """Descend the actor's loss with a = μ(s)."""
+        observation = self.normalized(batch.inputs)
+        action = self._action(self.agent.model, observation)
+        with frozen(self.critic_optimizer.parameters):
+            loss = self._actor_loss(self.critic.first_q(observation, action), action, batch.action)
+        self.optimizer.minimize(loss, batch)
+        return {"policy_loss": loss.detach()}
+
+    def _values_and_target(self, batch: Transitions, noise: Tree) -> tuple[Tensor, Tensor]:
+        """Z_i(s, a) [critics, n, n_atoms] and Z'(s', a') [n, n_atoms] of the least of the target critics."""
+        observation, next_observation = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
+        next_action = self._next_action(next_observation, noise)
+        return self.critic.with_target(observation, batch.action, next_observation, next_action)
 
     def _error(self, batch: Transitions, values: Tensor, target: Tensor) -> Tensor:
         """|Q - y| [n], or what stands for it of another kind of value, a mean over the critics."""
@@ -242,14 +241,6 @@ class DDPG(ActorCritic):
         if self.config.target_noise == 0:
             return ()
         return torch.randn(action.shape, generator=self.generator, device=self.device)
-
-    def _update_actor(self, observation: Tree, action_of_data: Tensor) -> dict[str, Tensor]:
-        """Descend the actor's loss with a = μ(s)."""
-        action = self._action(self.agent.model, observation)
-        with frozen(self.critic_optimizer.parameters):
-            loss = self._actor_loss(self.critic.first_q(observation, action), action, action_of_data)
-        self.optimizer.minimize(loss, observation)
-        return {"policy_loss": loss.detach()}
 
     def _actor_loss(self, q: Tensor, action: Tensor, action_of_data: Tensor) -> Tensor:
         """-mean Q_1(s, μ(s)), whose gradient is -mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""

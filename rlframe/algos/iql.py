@@ -99,13 +99,15 @@ class IQL(FromReplay):
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size)
-        metrics = self.learn(batch, True, is_due(self.progress.updates, self.config.target_interval))
+        metrics = self.learn(batch)
+        if is_due(self.progress.updates, self.config.target_interval):
+            soft_update(self.targets, self.online, self.now.tau)
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
-        """One step of the critics, one of V and the policy, and that of the targets if it is due (algorithm 1).
+    def _learn(self, batch: Transitions) -> dict[str, Tensor]:
+        """One step of the critics, and one of V and the policy (algorithm 1).
 
         V:       E[L_2^τ(min_i Q'_i(s, a) - V(s))]                                                            (eq. 5)
         Q_i:     E[(r + γ V(s') - Q_i(s, a))²]                                                                (eq. 6)
@@ -124,8 +126,6 @@ class IQL(FromReplay):
         weight = advantage_weight(target_q - value, c.beta, c.most_weight)
         policy_loss = -(weight * log_prob).mean()
         self.optimizer.minimize(value_loss + policy_loss, batch)
-        if targets:
-            soft_update(self.targets, self.online, c.tau)
         found = {"loss": loss, "q": values.mean(), "value_loss": value_loss, "policy_loss": policy_loss}
         return {**{name: x.detach() for name, x in found.items()}, "advantage_weight": weight.mean()}
 

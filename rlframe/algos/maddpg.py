@@ -34,7 +34,6 @@ from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.central import CentralView, where_present
 from rlframe.models.network import initial_weights
-from rlframe.replay import Transitions
 
 _MOST = 1 - 1e-6  # of an action whose tanh is undone
 
@@ -117,10 +116,7 @@ class MADDPG(ddpg.DDPG):
     def of_agents(self, samples: Samples) -> Samples:
         return agents_of(samples)
 
-    def _observations(self, batch: Transitions) -> tuple[Tree, Tree]:
-        return self._normalized(batch.inputs), self._normalized(batch.next_inputs)
-
-    def _normalized(self, inputs: AgentInputs) -> Tree:
+    def normalized(self, inputs: AgentInputs) -> Tree:
         rows = inputs.observation
         return {**rows, OBSERVATION: self.agent.model.normalized(rows[OBSERVATION])}
 

@@ -25,7 +25,7 @@ from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import recording
 
-Learn = Callable[..., Any]  # from the data of an update, and of whose turn it is, to a tree of tensors
+Learn = Callable[[Any], Any]  # from the data of an update to a tree of tensors
 
 
 class NotCompiled(Exception):
@@ -35,7 +35,6 @@ class NotCompiled(Exception):
 def record(
     learn: Learn,
     inputs: Tree,
-    turns: tuple[bool, ...],
     schedules: Schedules,
     steps: Sequence[OptimizerStep],
 ) -> tuple[Any, list[Tensor], Callable[[Sequence[Tensor]], Any]]:
@@ -52,7 +51,7 @@ def record(
     def function(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
         with undo:
-            result = learn(map_tree(lambda x: next(given) if isinstance(x, Tensor) else x, inputs), *turns)
+            result = learn(map_tree(lambda x: next(given) if isinstance(x, Tensor) else x, inputs))
         found: list[Tensor] = []
         results[:] = [_maker(result, found)]
         return [x.detach() for x in found]

@@ -41,6 +41,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.critics import Critic, Ensemble
 from rlframe.exploration import NOISE_KINDS, SAMPLE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
+from rlframe.models.actor import Actor
 from rlframe.models.network import Units, frozen
 from rlframe.models.views import FORBIDDEN
 from rlframe.replay import Replay, Transitions
@@ -119,17 +120,26 @@ Losses = tuple[Tensor, dict[str, Tensor]]
 class SoftValue(ABC):
     """V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)], whose expectation depends on the kind of actions."""
 
-    def __init__(self, critic: Critic, config: Any) -> None:
+    def __init__(self, critic: Critic, policy: Any, generator: torch.Generator, config: Any) -> None:
         """`config` has the numbers now: see Schedules."""
         self.critic, self.parameters, self.config = critic, critic.learned, config
+        self.policy, self.generator = policy, generator
 
-    def noise(self, n: int) -> Tree:
-        """What `draw` of n rows needs; () if nothing."""
-        return ()
+    def noise(self, n: int) -> Any:
+        """What draws of n rows need, at s and at s'; () if nothing."""
+        return (), ()
 
     @abstractmethod
-    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
-        """What the expectations at s and s' are over, from the policy's parameters [n, P]; at s differentiable."""
+    def draw(self, params: Tensor, noise: Tree) -> Any:
+        """What the expectation is over, differentiable in the policy's parameters [n, P]."""
+
+    def draw_next(self, model: Actor, observations: Pair, noise: Tree) -> Any:
+        """What the target's expectation is over, at s'."""
+        return self.draw(model.params(observations[1]), noise)
+
+    @abstractmethod
+    def default_entropy(self, drawn: Any) -> Tensor | float:
+        """Target of the policy's entropy, nats."""
 
     @abstractmethod
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Any, temperature: Tensor) -> Losses:
@@ -143,17 +153,15 @@ class SoftValue(ABC):
 class Continuous(SoftValue):
     """The expectation is one sample, a function of the policy by its noise (Haarnoja et al. 2018, eq. 11-13)."""
 
-    def __init__(self, critic: Critic, config: Any, policy: SquashedGaussian, generator: torch.Generator) -> None:
-        super().__init__(critic, config)
-        self.policy, self.generator = policy, generator
+    def noise(self, n: int) -> Tensor:
+        """[2, n, d], standard normal."""
+        return torch.randn(2, n, self.policy.size, generator=self.generator, device=self.generator.device)
 
-    def noise(self, n: int) -> Tree:
-        """[2 n, *act], standard normal."""
-        shape = 2 * n, self.policy.size
-        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+    def draw(self, params: Tensor, noise: Tensor) -> Pair:
+        return self.policy.distribution.sample_with_log_prob(params, noise)
 
-    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
-        return self.policy.distribution.sample_with_next(params, next_params, noise)
+    def default_entropy(self, drawn: Pair) -> float:
+        return -float(self.policy.size)
 
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Losses:
         next_action, next_log_prob = next_drawn
@@ -175,8 +183,12 @@ class Continuous(SoftValue):
 class Discrete(SoftValue):
     """The expectation is exact, a sum over all actions, forbidden ones with weight 0 (Christodoulou 2019, eq. 10)."""
 
-    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
-        return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
+    def draw(self, params: Tensor, noise: Tree) -> Tensor:
+        return F.log_softmax(params, -1)
+
+    def default_entropy(self, log_prob: Tensor) -> Tensor:
+        n_allowed = (log_prob > FORBIDDEN / 2).sum(-1)
+        return self.config.target_entropy_fraction * n_allowed.log().mean()
 
     def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Losses:
         of_all, next_values = self.critic.with_next(observations[:1], observations[1:])  # [k, n, A, 1]
@@ -218,82 +230,71 @@ class SAC(ActorCritic):
         Raises:
             TypeError: the agent's policy is not stochastic.    ValueError: a number of `config` is out of range.
         """
-        super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
+        super().__init__(agent, critic, replay, exploration, n_steps, config or Config())
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.soft_value, self.default_entropy = self._soft_value()
+        self.soft_value = self._soft_value()
         self.targets, self.online = critic.target_and_online()
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
-        masked = isinstance(agent.policy, Choice) and agent.policy.masked
-        self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
             make_optimizer_step(self.soft_value.parameters, self.schedules, "critic_learning_rate", critic.units),
             make_optimizer_step(agent.parameters(), self.schedules, units=Units.of(agent.model)),
             make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
-        self.learn = updates_of(self._learn, self.schedules, steps)
+        self.learn_critics = updates_of(self._learn_critics, self.schedules, steps[:1])
+        self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1:])
         self.start_exploring()
 
-    def _soft_value(self) -> tuple[SoftValue, float]:
-        """The soft value of the agent's actions, and the default target entropy in nats."""
+    def _soft_value(self) -> SoftValue:
+        """The soft value of the agent's actions."""
         policy = self.agent.policy
-        if isinstance(policy, SquashedGaussian):
-            return Continuous(self.critic, self.now, policy, self.generator), -float(policy.size)
-        if isinstance(policy, Choice):
-            return Discrete(self.critic, self.now), self.config.target_entropy_fraction * math.log(policy.param_size)
-        raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
+        if not isinstance(policy, SquashedGaussian | Choice):
+            raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
+        kind = Continuous if isinstance(policy, SquashedGaussian) else Discrete
+        return kind(self.critic, policy, self.generator, self.now)
 
-    @property
-    def target_entropy(self) -> Any:
-        """What the temperature brings the entropy to, nats."""
-        given = self.now.target_entropy
-        return given if self.config.target_entropy == self.config.target_entropy else self.default_entropy  # NaN
-
-    def _target_entropy(self, drawn: Any) -> Tensor | float:
-        """In nats; with masks by default a fraction of the mean log of the number of actions allowed at s."""
-        if not self.by_mask:
-            return self.target_entropy
-        n_allowed = (drawn > FORBIDDEN / 2).sum(-1)  # by log-probabilities
-        return self.config.target_entropy_fraction * n_allowed.log().mean()
+    def target_entropy(self, drawn: Any) -> Any:
+        """What the temperature brings the policy's entropy to, nats."""
+        is_given = self.config.target_entropy == self.config.target_entropy  # not NaN
+        return self.now.target_entropy if is_given else self.soft_value.default_entropy(drawn)
 
     def update(self) -> UpdateMetrics:
         if not self.config.learn_temperature:  # that of the config, also in a run restored with another
-            temperature = self.schedules.of("temperature")(self.progress.scheduled)
-            fill(self.temperature.log.detach(), math.log(temperature))
+            fill(self.temperature.log.detach(), math.log(self.schedules.of("temperature")(self.progress.scheduled)))
         batch = self.scaled(self.replay.sample(self.config.batch_size))
         self.critic.choose(self.generator)
-        n, c = self.progress.updates, self.config
-        noise = self.soft_value.noise(len(batch.return_))
-        metrics = self.learn((batch, noise), is_due(n, c.policy_interval), self.moves.turn(c.target_interval))
+        inputs, c = (batch, self.soft_value.noise(len(batch.return_))), self.config
+        steps = [self.learn_critics, self.learn_policy][: 1 + is_due(self.progress.updates, c.policy_interval)]
+        metrics: dict[str, Any] = {}
+        for learn in reversed(steps) if c.policy_first else steps:
+            metrics |= learn(inputs)
+        if self.moves.turn(c.target_interval):
+            soft_update(self.targets, self.online, self.now.tau)
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, inputs: tuple[Transitions, Tree], policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
-        """One step of the critics, and those of the policy with the temperature and of the targets that are due."""
-        (batch, noise), first, model = inputs, self.config.policy_first, self.agent.model
-        observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
-        found: dict[str, Tensor] = {}
-        if policy and first:
-            drawn, _ = self.soft_value.draw(*model.params_of_both(*observations), noise)
-            found = self._learn_policy(batch, observations[0], drawn)
-        with torch.set_grad_enabled(not first):  # the policy has learned: its statistics stay as they are
-            drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations), noise)
-
+    def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
+        """One step of the critics."""
+        (batch, (_, noise)), model = inputs, self.agent.model
+        observations = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
+        with torch.no_grad():
+            next_drawn = self.soft_value.draw_next(model, observations, noise)
+        if not self.config.policy_first:
+            model.follow(observations[0])
         temperature = self.temperature.log.detach().exp()
-        loss, of_critics = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
+        loss, found = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)
-        if policy and not first:
-            found = self._learn_policy(batch, observations[0], drawn)
-        if targets:
-            soft_update(self.targets, self.online, self.now.tau)
-        return {**{name: x.detach() for name, x in (of_critics | found).items()}, "temperature": temperature}
+        return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}
 
-    def _learn_policy(self, batch: Transitions, observation: Tree, drawn: Any) -> dict[str, Tensor]:
-        """One step of the policy, from what it drew at s, and one of the temperature."""
-        temperature = self.temperature.log.detach().exp()
+    def _learn_policy(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
+        """One step of the policy, and one of the temperature."""
+        (batch, (noise, _)), model = inputs, self.agent.model
+        observation, first = self.normalized(batch.inputs), self.config.policy_first
+        params = model.params_in_batch(observation, self.normalized(batch.next_inputs) if first else ())
+        drawn, temperature = self.soft_value.draw(params, noise), self.temperature.log.detach().exp()
         loss, log_prob = self.soft_value.policy_loss(observation, drawn, temperature)
         self.optimizer.minimize(loss, batch)
         if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up below the target
-            temperature_loss = self.temperature.log * (-log_prob.detach() - self._target_entropy(drawn))
+            temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy(drawn))
             self.temperature_optimizer.minimize(temperature_loss)
-        return {"policy_loss": loss, "entropy": -log_prob}
+        return {"policy_loss": loss.detach(), "entropy": -log_prob.detach()}

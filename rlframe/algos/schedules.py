@@ -41,6 +41,7 @@ class Schedules:
         given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name not in unused}
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
+        self.compiles = True  # no function of these numbers has failed to compile
         self._places: dict[str, Tensor] = {}  # of a GPU
         self._recorded: dict[str, Tensor] = {}  # of a CPU, where compiled updates read them
         if self.curves:

@@ -76,7 +76,6 @@ class UpdateStack:
         seat: int,
         learn: Learn,
         inputs: Tree,
-        turns: tuple[bool, ...],
         schedules: Schedules,
         steps: Sequence[OptimizerStep],
     ) -> Update:
@@ -88,11 +87,11 @@ class UpdateStack:
         given = [x for x in leaves(inputs) if isinstance(x, Tensor)]
         brought: _Recorded | NotCompiled
         try:
-            graph, state, rebuild = record(learn, inputs, turns, schedules, steps)
+            graph, state, rebuild = record(learn, inputs, schedules, steps)
             launched, brought = [step for step in steps if step.launched], _Recorded(graph, given, state)
         except NotCompiled as error:
             brought = error
-        key = turns, [(x.shape, x.dtype) for x in given]
+        key = learn.__name__, [(x.shape, x.dtype) for x in given]
         try:
             mapped = self.meeting.meet(seat, ("prepare", key), brought, self._map)
         except NotCompiled as reason:

@@ -91,16 +91,13 @@ class TanhGaussian(Distribution):
         mean, log_std = self._split(params)
         return xp.tanh(mean + xp.exp(log_std) * noise)
 
-    def sample_with_next(self, params: Tensor, next_params: Tensor, noise: Tensor) -> Any:
-        """Actions [n, *act] and log-probabilities [n] of a batch [n, P]; and those of its next rows, without gradient.
+    def sample_with_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [n, *act] and their log-probabilities [n], of a batch [n, P].
 
-        Computed from the noise [2 n, d], standard normal, and so exact also where tanh saturates.
+        Computed from the noise [n, d], standard normal, and so exact also where tanh saturates.
         """
-        n = len(params)
-        action, log_prob = squashed_sample(*self._split(params), noise[:n])
-        with torch.no_grad():
-            next_action, next_log_prob = squashed_sample(*self._split(next_params), noise[n:])
-        return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
+        action, log_prob = squashed_sample(*self._split(params), noise)
+        return action.view(-1, *self.shape), log_prob
 
     def mode(self, params: Tensor) -> Tensor:
         """Actions [..., *act] of zero noise."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
-from rlframe.core.struct import Tree, map_tree
+from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import OF_ACTORS, CriticConfig, ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
-from rlframe.models.network import Body, Network, batch_statistics
+from rlframe.models.network import Body, Network, batch_statistics, in_batch_statistics
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
@@ -64,19 +64,18 @@ class Actor(nn.Module):
         params = self.head(self.mlp(self.encoder(self.view(normalized))))
         return masked_logits(params, normalized[ACTION_MASK]) if self.masked else params
 
-    def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
-        """Parameters [n, P] of a batch, with gradient, and of its next observations, without."""
-        with torch.no_grad():
-            next_params = self.params(next_normalized)
-        return self.params(normalized), next_params
+    def follow(self, normalized: Tree) -> None:
+        """Move the statistics of batch normalisation by these rows."""
+        if batch_statistics(self):
+            self.params(normalized)
 
-    def params_of_both(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
-        """The same; where batches are normalised both are one batch, of which only the first half has a gradient."""
-        if not batch_statistics(self):
-            return self.params_with_next(normalized, next_normalized)
+    def params_in_batch(self, normalized: Tree, next_normalized: Tree = ()) -> Tensor:
+        """`params` by the statistics of this batch, which are not kept; or of both as one batch, which are."""
+        if next_normalized == () or not batch_statistics(self):
+            with in_batch_statistics(self):
+                return self.params(normalized)
         both = map_tree(lambda x, y: torch.cat([x, y]), normalized, next_normalized)
-        params, next_params = self.params(both).chunk(2)
-        return params, next_params.detach()
+        return self.params(both)[: len(leaves(normalized)[0])]
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))

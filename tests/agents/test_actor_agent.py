@@ -146,10 +146,9 @@ def test_behaviour_has_no_log_probability_where_noise_is_added_or_the_policy_is_
 @pytest.mark.parametrize(("log_std", "used"), [(-50.0, -20.0), (50.0, 2.0)])
 def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
     policy = SquashedGaussian(NUMBER)
-    noise, params = torch.ones(2, 1), torch.tensor([[0.1, log_std]], requires_grad=True)
-    (action, log_prob), (expected, expected_log_prob) = policy.distribution.sample_with_next(
-        params, torch.tensor([[0.1, used]]), noise
-    )
+    noise, params = torch.ones(1, 1), torch.tensor([[0.1, log_std]], requires_grad=True)
+    action, log_prob = policy.distribution.sample_with_log_prob(params, noise)
+    expected, expected_log_prob = policy.distribution.sample_with_log_prob(torch.tensor([[0.1, used]]), noise)
     assert torch.equal(action, expected)
     assert torch.equal(log_prob, expected_log_prob)
     (gradient,) = torch.autograd.grad(action.sum() + log_prob.sum(), params)
@@ -160,13 +159,13 @@ def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
 def test_tanh_brings_the_log_std_into_its_range_and_moves_it_everywhere() -> None:
     """log σ = -10 + 12 (1 + tanh x) / 2, in learning, in acting and in NumPy."""
     policy = SquashedGaussian(NUMBER, ModelConfig(least_log_std=-10.0, log_std_bound="tanh"))
-    noise, params = torch.ones(4, 1), torch.tensor([[0.1, 0.0], [0.1, 3.0]], requires_grad=True)
-    (action, log_prob), _ = policy.distribution.sample_with_next(params, params, noise)
+    noise, params = torch.ones(2, 1), torch.tensor([[0.1, 0.0], [0.1, 3.0]], requires_grad=True)
+    action, log_prob = policy.distribution.sample_with_log_prob(params, noise)
     plain = torch.tensor([[0.1, -4.0], [0.1, -10 + 6 * (1 + math.tanh(3.0))]])
-    (expected, expected_log_prob), _ = SquashedGaussian(NUMBER).distribution.sample_with_next(plain, plain, noise)
-    torch.testing.assert_close((action, log_prob), (expected, expected_log_prob))
-    torch.testing.assert_close(policy.sample(params, noise[:2], torch.zeros(2, 1), torch)[:, 0], action)
-    found = policy.sample(params.detach().numpy(), noise[:2].numpy(), np.zeros((2, 1)), np)
+    expected = SquashedGaussian(NUMBER).distribution.sample_with_log_prob(plain, noise)
+    torch.testing.assert_close((action, log_prob), expected)
+    torch.testing.assert_close(policy.sample(params, noise, torch.zeros(2, 1), torch)[:, 0], action)
+    found = policy.sample(params.detach().numpy(), noise.numpy(), np.zeros((2, 1)), np)
     np.testing.assert_allclose(found[:, 0], action.detach(), rtol=1e-6)
     (gradient,) = torch.autograd.grad(log_prob.sum(), params)
     assert (gradient[:, 1] != 0.0).all()

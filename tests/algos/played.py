@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlframe.algos.cuda_graph import Graph, Graphed, GraphedByTurn
+from rlframe.algos.cuda_graph import Graph, Graphed
 from rlframe.core.struct import Tree
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
@@ -113,15 +113,22 @@ def play(algo: Any) -> None:
     """Let its updates be graphs, as they are on a GPU, and schedules be read from tensors."""
     launch(algo)
     algo.schedules.place("cpu")
-    if "critic_optimizer" in vars(algo):
-        steps = [step for step in steps_of(algo) if step is not algo.critic_optimizer]
-        algo.learn = GraphedByTurn(algo._learn, algo.critic_optimizer, steps, PlayedGraph)
-    else:
-        algo.learn = Graphed(algo._learn, steps_of(algo), PlayedGraph())
+    for name in functions_of(algo):
+        learn = getattr(algo, name)
+        setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph()))
 
 
 def graphs_of(algo: Any) -> list[Any]:
-    """Those of its updates so far; empty where there are none."""
-    if isinstance(algo.learn, GraphedByTurn):
-        return list(algo.learn.graphs.values())
-    return [algo.learn] if isinstance(algo.learn, Graphed) else []
+    """Those of its updates; empty where there are none."""
+    return [found for name in functions_of(algo) if isinstance(found := getattr(algo, name), Graphed)]
+
+
+def functions_of(algo: Any) -> list[str]:
+    """The functions that may be graphs or compiled, each of an equation with a _ before its name."""
+    return [name for name in ("learn", "learn_critics", "learn_policy") if name in vars(algo)]
+
+
+def as_equations(algo: Any) -> None:
+    """Let it learn by its equations as they are."""
+    for name in functions_of(algo):
+        setattr(algo, name, getattr(algo, f"_{name}"))

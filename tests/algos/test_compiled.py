@@ -23,6 +23,7 @@ from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
 from rlframe.rewards import ICMConfig, RNDConfig
 from tests.algos.learners import collected, learner
+from tests.algos.played import as_equations, functions_of
 from tests.algos.test_cuda_graph import CASES, OTHERS, assert_alike, batches, learned, made, trained
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees
 from tests.variants import variants
@@ -72,7 +73,7 @@ def both(name: str) -> tuple[Any, Any, list[Samples]]:
 
 def warning_of_equal_runs(one: Any, other: Any, data: list[Samples], warned: Callable[[], list[str]]) -> str:
     """The only warning of an algorithm that is to be compiled, and learns to the bit what one as it is learns."""
-    other.learn = other._learn
+    as_equations(other)
     with compiling(COMPILE):
         learned(one, data)
     learned(other, data)
@@ -105,7 +106,12 @@ def compare(name: str, **tolerance: float) -> Any:
 @every
 def test_a_recorded_update_learns_what_its_equations_learn(name: str, recorded: list[Any]) -> None:
     algo = compare(name, rtol=1e-4, atol=1e-5)
-    assert 1 <= len(recorded) == len(algo.learn._updates) <= 4
+    assert (
+        len(functions_of(algo))
+        <= len(recorded)
+        == sum(len(getattr(algo, each)._updates) for each in functions_of(algo))
+        <= 4
+    )
 
 
 @pytest.mark.parametrize("config", [RNDConfig, ICMConfig])
@@ -149,7 +155,7 @@ def test_a_saved_algorithm_goes_on_compiled_to_the_bit(tmp_path: Path) -> None:
 
 def test_without_the_context_updates_run_as_they_are(recorded: list[Any]) -> None:
     one, other, data = both("sac")
-    other.learn = other._learn
+    as_equations(other)
     learned(one, data)
     learned(other, data)
     assert_alike(one, other, rtol=0, atol=0)
@@ -163,7 +169,9 @@ def test_recording_changes_nothing(recorded: list[Any]) -> None:
     batch = algo.replay.sample(8, 0.0)
     inputs = batch, algo.soft_value.noise(8)
     before = {**before, "generator": ()}
-    compiled.compile_update(algo._learn, inputs, (True, True), algo.schedules, algo.learn._steps)
+    for name in functions_of(algo):
+        learn = getattr(algo, name)
+        compiled.compile_update(learn._learn, inputs, algo.schedules, learn._steps)
     torch.testing.assert_close({**numbers(trained(algo)), "generator": ()}, before, rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in algo.agent.parameters())
 

@@ -23,7 +23,7 @@ from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
 from tests.algos.critic_cases import CRITICS
 from tests.algos.learners import LEVEL, collected, learner
-from tests.algos.played import NoLooks, PlayedGraph, graphs_of, launch, play, steps_of
+from tests.algos.played import NoLooks, PlayedGraph, as_equations, functions_of, graphs_of, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 from tests.variants import variants
 
@@ -342,15 +342,15 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
 def test_a_function_that_exchanges_gradients_is_left_as_it_is() -> None:
     algo, gpu = made("sac"), torch.device("cuda")
     algo.progress.ranks = type("Two", (), {"world_size": 2})()
-    assert graphed(algo._learn, gpu, steps_of(algo)) == algo._learn
+    assert graphed(algo._learn_policy, gpu, steps_of(algo)) == algo._learn_policy
 
 
 @pytest.mark.gpu
 @every
 def test_a_gpu_learns_by_graphs_what_it_learns_without(name: str) -> None:
     data, eager, algo = batches(name), made(name, "cuda:0"), made(name, "cuda:0")
-    assert algo.learn != algo._learn
-    eager.learn = eager._learn
+    assert len(graphs_of(algo)) == len(functions_of(algo))
+    as_equations(eager)
     assert_alike_metrics(learned(algo, data), learned(eager, data))
     assert_alike(algo, eager, rtol=1e-3, atol=1e-4)
     assert all(graph.captured for graph in graphs_of(algo))
@@ -360,7 +360,7 @@ def test_a_gpu_learns_by_graphs_what_it_learns_without(name: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gpu_learns_convolutions_by_graphs_in_either_precision(precision: str) -> None:
     data, eager, algo = image_batches(), of_images("cuda:0"), of_images("cuda:0")
-    eager.learn = eager._learn
+    as_equations(eager)
     with learning_in(precision):
         learned(algo, data)
         learned(eager, data)
@@ -368,13 +368,16 @@ def test_a_gpu_learns_convolutions_by_graphs_in_either_precision(precision: str)
     assert_alike(algo, eager, rtol=1e-2, atol=1e-3)
 
 
+def looking(learn: Any) -> Any:
+    return lambda inputs: (learn(inputs), inputs[0].return_.sum().item())[0]
+
+
 @pytest.mark.gpu
 def test_a_gpu_goes_on_after_a_capture_that_failed() -> None:
     data, eager, algo = batches("sac"), made("sac", "cuda:0"), made("sac", "cuda:0")
-    eager.learn = eager._learn
-    graph = algo.learn
-    learn = graph._learn
-    graph._learn = lambda batch, *turn: (learn(batch, *turn), batch.return_.sum().item())[0]
+    as_equations(eager)
+    for graph in graphs_of(algo):
+        graph._learn = looking(graph._learn)
     assert_alike_metrics(learned(algo, data), learned(eager, data))
     assert_alike(algo, eager, rtol=1e-3, atol=1e-4)
     assert not any(each.captured for each in graphs_of(algo))

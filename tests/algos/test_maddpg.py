@@ -97,7 +97,7 @@ def test_a_central_critic_takes_the_risk_that_independent_ones_do_not() -> None:
         own.update()
     assert float(actions_in(algo, 0)[0]) > 0.7
     assert float(actions_in(own, 0)[0]) < -0.7
-    rows, ones = algo._normalized(inputs_at([2])), torch.ones(1, 2, 1)
+    rows, ones = algo.normalized(inputs_at([2])), torch.ones(1, 2, 1)
     assert float(algo.critic.q(rows, ones).detach()) > 6.5  # the payoff is 8
     one = map_tree(lambda x: x[:, :1], rows)
     assert float(own.critic.q(one, ones[:, :1]).detach()) < 5.3  # of a random partner: 4.5
@@ -107,7 +107,7 @@ def test_the_target_is_of_all_agents_next_actions_each_by_its_own_observation() 
     batch = transitions(32)
     algo = made(batch, n_critics=2, target_noise=0.2)
     noise = algo._noise(batch.action)
-    _, target = algo._values_and_target(batch, *algo._observations(batch), noise)
+    _, target = algo._values_and_target(batch, noise)
     own = [
         algo.target_actor({key: x[:, i] for key, x in batch.next_inputs.observation["observation"].items()})
         for i in range(2)

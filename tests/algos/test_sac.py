@@ -108,7 +108,9 @@ def test_a_fixed_temperature_stays() -> None:
     ],
 )
 def test_target_entropies(space: Any, settings: dict[str, Any], expected: float) -> None:
-    assert learner(sac, action_space=space, **settings).target_entropy == pytest.approx(expected)
+    algo = learner(sac, action_space=space, **settings)
+    drawn = algo.soft_value.draw(torch.zeros(2, algo.agent.policy.param_size), torch.zeros(2, math.prod(space.shape)))
+    assert float(algo.target_entropy(drawn)) == pytest.approx(expected)
 
 
 def test_nothing_becomes_nan_when_actions_saturate() -> None:
