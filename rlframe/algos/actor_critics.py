@@ -12,8 +12,9 @@ from torch import nn
 from rlframe.agents import ActorAgent
 from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, random_until
 from rlframe.algos.running_deviation import ScaledReturns
-from rlframe.core.config import choice, count, option, positive
+from rlframe.core.config import choice, count, count_or_auto, option, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import Critic, Ensemble, make_critic
@@ -25,6 +26,13 @@ from rlframe.replay import Replay, Transitions
 class ActorCriticConfig(OffPolicyConfig):
     """The keys of critics that DDPG, TD3 and SAC share; defaults are theirs."""
 
+    max_grad_norm: Scheduled = scheduled(
+        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
+    )
+    target_interval: int = count(1, "updates of the critics for each move of the targets")
+    target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
+    learning_starts: int = count(10_000, "env_steps before the first update", low=0)
+    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
     explore: ExploreConfig | str = "stochastic"
     n_critics: int = count(2, "critics", high=10_000)
     target_critics: bool = option(True, "targets are of copies of the critics that follow slowly; else of themselves")

@@ -1,5 +1,6 @@
 """Updates compiled from their plain equations: `_learn` of an algorithm as one function of its tensors.
 
+Algorithms whose critics and policy take turns have `_learn_critics` and `_learn_policy`, which are compiled each.
 The first call records what `_learn` computes, with ordinary torch operations, from its inputs and from every tensor
 that it reads or changes: parameters, moments, targets, statistics. That is a pure function, which torch's compiler
 turns into C++ (on a GPU into kernels), and which later calls run in place of the Python. The equations know nothing of
@@ -81,13 +82,14 @@ class Compiled:
 
     def __init__(self, learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep], looks: str = "") -> None:
         """Args:
-        learn: makes one step with each of `steps`, from a tree of tensors; its Python runs once a form, so it must not
-            count, draw or read values.
+        learn: makes at most one step with each of `steps`, from a tree of tensors; its Python runs once a form, so it
+            must not count, draw or read values.
         schedules: whose numbers it reads.    looks: why it cannot be compiled, if that is known.
         """
         self._learn, self._schedules, self._steps, self._looks = learn, schedules, list(steps), looks
         self._updates: dict[Any, Update | None] = {}
-        self._name = " of the ".join(["updates", *learn.__name__.split("_")[2:]])  # _learn, or _learn_critics
+        part = getattr(learn, "__name__", "").removeprefix("_learn").strip("_")
+        self._name = f"updates of the {part}" if part.isidentifier() else "updates"
 
     @property
     def compiles(self) -> bool:
@@ -152,9 +154,8 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
         learn: see Compiled.    schedules: whose numbers it reads.    looks: what decides by values in it; see looks_of.
         steps: that it makes.
     """
-    device = steps[0].device
     learn = Compiled(learn, schedules, steps, looks)
-    return learn if looks or device.type != "cuda" else graphed(learn, device, steps)
+    return learn if looks or schedules.device.type != "cuda" else graphed(learn, schedules.device, steps)
 
 
 def looks_of(model: nn.Module) -> str:

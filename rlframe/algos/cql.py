@@ -117,7 +117,7 @@ class OfDrawn(Conservative):
         return own, (following, normal, 2 * uniform - 1)
 
     def draw_next(self, model: Actor, observations: Pair, noise: Any) -> Pair:
-        """Also actions [3 N n, *act] and their log-densities [3 N n], those of a row n apart."""
+        """Also actions [3 N n, *act], of the policy as it acts, and log-densities [3 N n], those of a row n apart."""
         following, normal, uniform = noise
         of_both = [model.params(x) for x in observations]
         at, after = (

@@ -1,4 +1,4 @@
-"""Updates as CUDA graphs: PPO, SAC and the others launch all kernels of an update on a GPU at once."""
+"""Updates as CUDA graphs: PPO, SAC and the others launch all kernels of a gradient step on a GPU at once."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Graph(ABC):
 class Graphed:
     """A function of a tree of tensors that is run directly a few times, then captured, then replayed.
 
-    Each call is one update, also during warm-up. New shapes or another precision start over with the warm-up. A
-    function that cannot be captured keeps running directly.
+    New shapes or another precision start over with the warm-up, in which calls count too. A function that cannot be
+    captured keeps running directly.
     """
 
     def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:

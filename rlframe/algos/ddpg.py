@@ -14,7 +14,6 @@ fast, and `schedules`, which change numbers during a run.
 from __future__ import annotations
 
 import copy
-import math
 
 import chz
 import torch
@@ -37,7 +36,7 @@ from rlframe.algos.off_policy import (
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.config import count, count_or_auto, fraction, option, positive
+from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
@@ -73,20 +72,13 @@ class Config(ActorCriticConfig):
 
     learning_rate: Scheduled = scheduled(1e-4, "of the actor")
     critic_learning_rate: Scheduled = scheduled(1e-3, "of the critic")
-    max_grad_norm: Scheduled = scheduled(
-        math.inf, "norm at which the gradient of either loss is clipped; inf: never", above=True
-    )
     tau: Scheduled = scheduled(0.001, "how far targets move to the online networks at each of their moves", high=1)
     n_critics: int = count(1, "critics; the target takes the least of their values (2 in TD3)", high=10_000)
     policy_interval: int = count(1, "updates of the critic for each of the actor")
-    target_interval: int = count(1, "updates of the critic for each move of the targets")
-    target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critic's targets; inf: any", above=True)
     target_noise: Scheduled = scheduled(0.0, "standard deviation of noise on the target's actions (0.2 in TD3)")
     target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     batch_size: int = count(64, "rows of an update")
     replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learning_starts: int = count(10_000, "env_steps before the first update", low=0)
-    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
     explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "parameter_noise"), {"std": 0.2})
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")

@@ -58,7 +58,7 @@ def record(
 
     examples = [x for x in leaves(inputs) if isinstance(x, Tensor)]
     with ExitStack() as stack:
-        parts: list[Any] = [schedules, *steps, _RecordedRanks(steps[0].progress)]
+        parts: list[Any] = [schedules, *steps, _RecordedRanks(schedules.progress)]
         for part in parts:
             stack.enter_context(part.recorded())
         stack.enter_context(recording())

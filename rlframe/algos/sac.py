@@ -31,7 +31,7 @@ from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import check_categorical, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
+from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -42,6 +42,7 @@ from rlframe.critics import Critic, Ensemble
 from rlframe.exploration import NOISE_KINDS, SAMPLE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
+from rlframe.models.base import has_modes
 from rlframe.models.network import Units, frozen
 from rlframe.models.views import FORBIDDEN
 from rlframe.replay import Replay, Transitions
@@ -58,23 +59,16 @@ class Config(ActorCriticConfig):
 
     learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
-    max_grad_norm: Scheduled = scheduled(
-        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
-    )
     tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each move", high=1)
     n_critics: int = count(2, "critics; targets and policy take the least of their values", high=10_000)
     policy_from: str = choice("least", ("least", "mean"), "of the critics' Q-values: what the policy ascends")
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
     policy_first: bool = option(False, "the policy learns before the critics, and of s and s' as one batch")
-    target_interval: int = count(1, "updates of the critics for each move of their targets")
-    target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
     action_prior: str = choice(
         "uniform", ("uniform", "gaussian"), "of actions in [-1, 1], where the policy is drawn to"
     )
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learning_starts: int = count(10_000, "env_steps before the first update", low=0)
-    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
     explore: ExploreConfig | str = explore("stochastic", (*SAMPLE_KINDS, *NOISE_KINDS), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
@@ -212,7 +206,6 @@ class SAC(ActorCritic):
         *ActorCritic.saved,
         *("critic", "temperature", "critic_optimizer", "optimizer", "temperature_optimizer", "generator"),
     )
-    agent: ActorAgent
 
     def __init__(
         self,
@@ -230,7 +223,7 @@ class SAC(ActorCritic):
         Raises:
             TypeError: the agent's policy is not stochastic.    ValueError: a number of `config` is out of range.
         """
-        super().__init__(agent, critic, replay, exploration, n_steps, config or Config())
+        super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         self.soft_value = self._soft_value()
         self.targets, self.online = critic.target_and_online()
@@ -241,7 +234,9 @@ class SAC(ActorCritic):
             make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
         self.learn_critics = updates_of(self._learn_critics, self.schedules, steps[:1])
-        self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1:])
+        self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])
+        follows = has_modes(agent.model) and not c.policy_first
+        self.otherwise = [updates_of(self._learn_statistics, self.schedules, [])] if follows else []
         self.start_exploring()
 
     def _soft_value(self) -> SoftValue:
@@ -263,7 +258,8 @@ class SAC(ActorCritic):
         batch = self.scaled(self.replay.sample(self.config.batch_size))
         self.critic.choose(self.generator)
         inputs, c = (batch, self.soft_value.noise(len(batch.return_))), self.config
-        steps = [self.learn_critics, self.learn_policy][: 1 + is_due(self.progress.updates, c.policy_interval)]
+        due = is_due(self.progress.updates, c.policy_interval)
+        steps = [self.learn_critics, *([self.learn_policy] if due else self.otherwise)]
         metrics: dict[str, Any] = {}
         for learn in reversed(steps) if c.policy_first else steps:
             metrics |= learn(inputs)
@@ -279,20 +275,23 @@ class SAC(ActorCritic):
         observations = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
         with torch.no_grad():
             next_drawn = self.soft_value.draw_next(model, observations, noise)
-        if not self.config.policy_first:
-            model.follow(observations[0])
         temperature = self.temperature.log.detach().exp()
         loss, found = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)
         return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}
 
+    def _learn_statistics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
+        """Statistics of the actor's normalisation follow a batch from which its policy does not learn (XQC's code)."""
+        self.agent.model.params(self.normalized(inputs[0].inputs))
+        return {}
+
     def _learn_policy(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
         """One step of the policy, and one of the temperature."""
         (batch, (noise, _)), model = inputs, self.agent.model
-        observation, first = self.normalized(batch.inputs), self.config.policy_first
-        params = model.params_in_batch(observation, self.normalized(batch.next_inputs) if first else ())
-        drawn, temperature = self.soft_value.draw(params, noise), self.temperature.log.detach().exp()
-        loss, log_prob = self.soft_value.policy_loss(observation, drawn, temperature)
+        rows = [batch.inputs, batch.next_inputs] if self.config.policy_first else [batch.inputs]
+        observations, temperature = [*map(self.normalized, rows)], self.temperature.log.detach().exp()
+        drawn = self.soft_value.draw(model.params_as_one(*observations), noise)
+        loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
         self.optimizer.minimize(loss, batch)
         if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up below the target
             temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy(drawn))

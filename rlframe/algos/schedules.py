@@ -37,7 +37,7 @@ class Schedules:
         """
         names = list(chz.chz_fields(config)) if chz.is_chz(config) else list(vars(config))
         fields = {name: getattr(config, name) for name in names}
-        self.config, self.n_steps, self.progress = config, n_steps, progress
+        self.config, self.n_steps, self.progress, self.device = config, n_steps, progress, torch.device(device)
         given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name not in unused}
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
@@ -47,7 +47,7 @@ class Schedules:
         if self.curves:
             self.now = SimpleNamespace(**fields)
             progress.followers.append(self.follow)
-            if torch.device(device).type == "cuda":
+            if self.device.type == "cuda":
                 self.place(device)
             self.follow(progress.scheduled)
 

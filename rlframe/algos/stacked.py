@@ -91,7 +91,7 @@ class UpdateStack:
             launched, brought = [step for step in steps if step.launched], _Recorded(graph, given, state)
         except NotCompiled as error:
             brought = error
-        key = learn.__name__, [(x.shape, x.dtype) for x in given]
+        key = getattr(learn, "__name__", ""), [(x.shape, x.dtype) for x in given]
         try:
             mapped = self.meeting.meet(seat, ("prepare", key), brought, self._map)
         except NotCompiled as reason:

@@ -16,7 +16,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import OF_ACTORS, CriticConfig, ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
-from rlframe.models.network import Body, Network, batch_statistics, in_batch_statistics
+from rlframe.models.network import Body, Network, batch_statistics
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
@@ -64,18 +64,12 @@ class Actor(nn.Module):
         params = self.head(self.mlp(self.encoder(self.view(normalized))))
         return masked_logits(params, normalized[ACTION_MASK]) if self.masked else params
 
-    def follow(self, normalized: Tree) -> None:
-        """Move the statistics of batch normalisation by these rows."""
-        if batch_statistics(self):
-            self.params(normalized)
-
-    def params_in_batch(self, normalized: Tree, next_normalized: Tree = ()) -> Tensor:
-        """`params` by the statistics of this batch, which are not kept; or of both as one batch, which are."""
-        if next_normalized == () or not batch_statistics(self):
-            with in_batch_statistics(self):
-                return self.params(normalized)
-        both = map_tree(lambda x, y: torch.cat([x, y]), normalized, next_normalized)
-        return self.params(both)[: len(leaves(normalized)[0])]
+    def params_as_one(self, normalized: Tree, *others: Tree) -> Tensor:
+        """`params` of the first rows; where batches are normalised, by the statistics of all as one batch."""
+        if not others or not batch_statistics(self):
+            return self.params(normalized)
+        rows = map_tree(lambda *x: torch.cat(x), normalized, *others)
+        return self.params(rows)[: len(leaves(normalized)[0])]
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))

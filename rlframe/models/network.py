@@ -94,7 +94,7 @@ class Norm(nn.Module):
         self.register_buffer("mean", torch.zeros(shape) if of_batch else None)
         self.register_buffer("variance", torch.ones(shape) if of_batch else None)
         self.register_buffer("count", torch.zeros(shape[:-1]) if kind == "renorm" else None)
-        self.uses_batch = False  # the batch's statistics, also where nothing learns, and keeps none
+        self.uses_batch = False  # the batch's statistics, also where nothing learns
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "layer" and self.weight.dim() == 1:
@@ -112,7 +112,7 @@ class Norm(nn.Module):
             if self.kind == "renorm":
                 r, d = self._correction(mean.detach(), variance.detach())
                 gain, shift = gain * r, torch.addcmul(shift, gain, d)
-            if not self.uses_batch:
+            if learns:
                 self._follow(mean.detach(), variance.detach())
         else:
             mean, variance = self.mean, self.variance
@@ -181,7 +181,7 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def in_batch_statistics(network: nn.Module) -> Iterator[None]:
-    """Context in which batch normalisation uses the batch's statistics, also where nothing learns, and keeps none.
+    """Context in which batch normalisation uses the batch's statistics though nothing learns, and keeps none of them.
 
     So a target network sees a batch as the network that learns from it does (XQC, arXiv 2509.25174).
     """

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -364,9 +365,29 @@ def test_a_cache_that_cannot_be_made_is_named_with_the_remedy(
     ]
 
 
+def test_where_the_policys_step_cannot_be_compiled_the_critics_are_not_either(
+    recorded: list[Any], warned: Callable[[], list[str]]
+) -> None:
+    one, other, data = both("td3")
+    for algo in (one, other):
+        algo._actor_loss = partial(looking, algo._actor_loss)
+    with compiling(COMPILE):
+        learned(one, data)
+    learned(other, data)
+    assert_alike(one, other, rtol=1e-4, atol=1e-5)
+    (line,) = warned()
+    assert "test_compiled.py" in line
+    assert len(recorded) == 1, "that of the critics, before the policy had its first step"
+
+
+def looking(loss: Callable[..., Tensor], q: Tensor, *actions: Tensor) -> Tensor:
+    return loss(q, *actions) if float(q.detach().mean()) < 1e9 else q.sum()
+
+
 def test_a_float_of_a_schedule_is_followed(recorded: list[Any]) -> None:
-    algo, data = made("sac"), batches("sac")
+    algo, data = made("sac", target_clip="linear(9,1)"), batches("sac")
     with compiling(COMPILE):
         learned(algo, data)
-    assert isinstance(algo.now.tau, float), "outside of the graph it is a number"
-    assert algo.schedules._recorded["tau"].item() == pytest.approx(algo.now.tau)
+    assert isinstance(algo.now.target_clip, float), "outside of the graph it is a number"
+    assert 1 < algo.now.target_clip < 9
+    assert algo.schedules._recorded["target_clip"].item() == pytest.approx(algo.now.target_clip)

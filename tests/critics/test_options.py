@@ -159,19 +159,28 @@ def test_no_bias_is_before_a_normalisation_over_the_batch_which_would_cancel_it(
             close(torch.from_numpy(numpy_inference.mlp(plain.layers)(X.numpy())), plain(X), 1e-5)
 
 
-def test_the_actors_statistics_move_at_each_update_and_its_parameters_with_their_counters_at_every_third() -> None:
+@pytest.mark.parametrize("kind", ["batch", "renorm"])
+def test_the_actors_statistics_move_at_each_update_and_its_parameters_with_their_counters_at_every_third(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """XQC: next actions are drawn with the running statistics, as in acting."""
-    algo = learner(sac, model={"hidden": (8,), "norm": "batch"}, policy_interval=3)
+    monkeypatch.setattr("rlframe.models.network.RENORM_WARM_UP", 0)
+    algo = learner(sac, model={"hidden": (8,), "norm": kind}, policy_interval=3)
     algo.replay = OneBatch(rows())
     norm, actor = algo.agent.model.mlp.norms[0], algo.agent.model
-    moved = []
+    moved, seen, draw = [], [], algo.soft_value.draw
+    monkeypatch.setattr(algo.soft_value, "draw", lambda params, noise: (seen.append(params), draw(params, noise))[1])
     for _ in range(6):
         mean, weight = norm.mean.clone(), norm.weight.clone()
-        outputs = algo.replay.batch.inputs.observation @ actor.mlp.linears[0].weight.T
+        observation = algo.replay.batch.inputs.observation
+        outputs = observation @ actor.mlp.linears[0].weight.T
         expected = mean + BATCH_MOMENTUM * (outputs.mean(0) - mean)
+        learns_from = copy.deepcopy(actor).params(observation)
         algo.update()
         close(norm.mean, expected)
         moved.append((not torch.equal(norm.mean, mean), not torch.equal(norm.weight, weight)))
+        if moved[-1][1]:
+            close(seen[-1], learns_from)  # corrected by the statistics before this batch
     assert moved == [(True, False), (True, False), (True, True)] * 2
     assert [float(each.optimizer.state_dict()["state"][0]["step"]) for each in optimizers(algo)] == [6.0, 2.0, 2.0]
     x, y = torch.randn(5, 1), torch.randn(5, 1)
@@ -180,6 +189,29 @@ def test_the_actors_statistics_move_at_each_update_and_its_parameters_with_their
     with torch.no_grad():
         following, _ = algo.soft_value.draw_next(actor, (x, y), torch.zeros(5, 1))
     assert torch.equal(following, acting[:, :1].tanh())
+
+
+class Normalizing(torch.nn.Module):
+    """A user's encoder."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        return y
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_the_statistics_of_a_users_layer_move_once_an_update(norm: str) -> None:
+    model = {"encoder": f"{__name__}:Normalizing", "hidden": (8,), "norm": norm}
+    algo = learner(sac, model=model, policy_interval=3)
+    algo.replay = OneBatch(rows())
+    for _ in range(6):
+        algo.update()
+    (layer,) = [x for x in algo.agent.model.modules() if isinstance(x, torch.nn.BatchNorm1d)]
+    assert layer.num_batches_tracked == 6
 
 
 def optimizers(algo: Any) -> list[Any]:
