@@ -24,7 +24,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import to_flat
 
-_COLD_S, _WARM_S = 35.0, 3.0  # to compile an update, and to load one from the cache, at most
+_COLD_S, _WARM_S = 45.0, 3.0  # to compile an update, and to load one from the cache, at most
 # What a compiled update saves, measured on one core of an AMD EPYC: PPO's of 9,000 weights and 128 rows 0.4 ms, DQN's
 # of 68,000 and 128 rows 0.4 ms, SAC's of 216,000 and 256 rows 2.5 ms.
 _SAVED_S, _SAVED_A_WEIGHT_AND_ROW_S = 3e-4, 2.5e-11
