@@ -152,6 +152,16 @@ def measure(contender: str, env: str, seed: int, seconds: float, out: Path) -> N
     add_rows(out, COLUMNS, curve)
 
 
+_FRAMEWORKS = {"rlframe": "rlframe", "sb3": "Stable-Baselines3", "sbx": "SBX"}
+_ALGOS = {"ppo": "PPO", "crossq": "CrossQ", "sac": "SAC", "tqc": "TQC", "crossq_256": "CrossQ, widths of 256"}
+
+
+def label(contender: str) -> str:
+    """Framework and algorithm."""
+    framework, _, algo = contender.partition("_")
+    return f"{_FRAMEWORKS[framework]} {_ALGOS[algo]}"
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """The last return of each seed, as Markdown: means by environment, of n seeds, and the normalised mean of all."""
     last = {(row["contender"], row["env"], row["seed"]): float(row["return_mean"]) for row in rows}
@@ -164,12 +174,10 @@ def table(rows: list[dict[str, str]]) -> str:
             low, high = RANDOM_AND_TD3[env]
             shares += [(statistics.mean(scores) - low) / (high - low)] if scores else []
         if shares:
-            lines.append([contender, *cells, f"{statistics.mean(shares):.2f}" if len(shares) == len(ENVS) else "-"])
+            lines.append(
+                [label(contender), *cells, f"{statistics.mean(shares):.2f}" if len(shares) == len(ENVS) else "-"]
+            )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-_FRAMEWORKS = {"rlframe": "rlframe", "sb3": "Stable-Baselines3", "sbx": "SBX"}
-_ALGOS = {"ppo": "PPO", "crossq": "CrossQ", "sac": "SAC", "tqc": "TQC", "crossq_256": "CrossQ, widths of 256"}
 
 
 def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
@@ -186,10 +194,8 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
             if not own:
                 continue
             x, scores = _curves(own)
-            framework, _, algo = contender.partition("_")
-            style = "-" if framework == "rlframe" else "--"
-            label = f"{_FRAMEWORKS[framework]} {_ALGOS[algo]}"
-            axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label)
+            style = "-" if contender.startswith("rlframe") else "--"
+            axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label(contender))
             axis.fill_between(x / 60, scores.min(0), scores.max(0), color=color, alpha=0.18, linewidth=0)
         axis.set(title=env, xlabel="CPU time on one core (min)")
         axis.grid(True, color="0.9", linewidth=0.8)

@@ -56,8 +56,8 @@ def test_an_equal_clock_compares_the_last_returns_of_all_seeds_on_all_environmen
     assert rows_in(out, equal_clock.COLUMNS) == []
     add_rows(out, equal_clock.COLUMNS, [dict(zip(equal_clock.COLUMNS, (*row, "a CPU"), strict=True)) for row in rows])
     assert equal_clock.table(rows_in(out, equal_clock.COLUMNS)).splitlines()[2:] == [
-        "| rlframe_ppo | - | 1,000 (n=1) | - | - |",
-        "| sb3_sac | 10,574 (n=2) | 19 (n=2) | 1,974 (n=2) | 0.50 |",
+        "| rlframe PPO | - | 1,000 (n=1) | - | - |",
+        "| Stable-Baselines3 SAC | 10,574 (n=2) | 19 (n=2) | 1,974 (n=2) | 0.50 |",
     ]
     with pytest.raises(SystemExit, match="has times of a CPU, this is"):
         equal_clock.main({"contender": "sb3_sac", "out": str(out)})
