@@ -152,7 +152,7 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
 
     Args:
         learn: see Compiled.    schedules: whose numbers it reads.    looks: what decides by values in it; see looks_of.
-        steps: that it makes.
+        steps: which it makes; none if it only moves statistics.
     """
     learn = Compiled(learn, schedules, steps, looks)
     return learn if looks or schedules.device.type != "cuda" else graphed(learn, schedules.device, steps)

@@ -235,7 +235,7 @@ class SAC(ActorCritic):
         ]
         self.learn_critics = updates_of(self._learn_critics, self.schedules, steps[:1])
         self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])
-        follows = has_modes(agent.model) and not c.policy_first
+        follows = has_modes(agent.model) and not c.policy_first  # where the policy has no turn
         self.otherwise = [updates_of(self._learn_statistics, self.schedules, [])] if follows else []
         self.start_exploring()
 
