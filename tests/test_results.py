@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks import equal_clock
+from benchmarks.parts.kept_rows import rows_in
 from rlframe import launch, plot, results
 from rlframe.analysis.results import claim, read_results, read_seeds
 from rlframe.experiment.presets import preset_names, presets_dir
@@ -74,6 +76,12 @@ def test_the_tables_of_readme_and_docs_are_those_of_the_result_files(tables: typ
         text = page.read_text(encoding="utf-8")
         assert text.count("<!-- results: begin -->") == len(tables._TABLE.findall(text)) > 0
         assert tables.written(text) == text, f"{page.name} is not up to date: python docs/result_tables.py"
+
+
+def test_the_table_of_the_equal_clock_is_that_of_its_curves() -> None:
+    table = equal_clock.table(rows_in(ROOT / equal_clock.OUT, equal_clock.COLUMNS))
+    page = (ROOT / "docs/guides/speed.md").read_text(encoding="utf-8")
+    assert table in page, "docs/guides/speed.md is not up to date: python -m benchmarks.equal_clock show=true"
 
 
 def test_the_figures_of_the_docs_are_drawn_from_files_that_are_there() -> None:
