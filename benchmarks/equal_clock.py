@@ -174,9 +174,8 @@ def table(rows: list[dict[str, str]]) -> str:
             low, high = RANDOM_AND_TD3[env]
             shares += [(statistics.mean(scores) - low) / (high - low)] if scores else []
         if shares:
-            lines.append(
-                [label(contender), *cells, f"{statistics.mean(shares):.2f}" if len(shares) == len(ENVS) else "-"]
-            )
+            normalised = f"{statistics.mean(shares):.2f}" if len(shares) == len(ENVS) else "-"
+            lines.append([label(contender), *cells, normalised])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -135,6 +135,8 @@ class Compiled:
             if self._looks:
                 raise NotCompiled(self._looks)
             update = choice.prepare(self._learn, inputs, self._schedules, self._steps)
+        except NotTogether:  # the other runs are at other functions, for example after they were resumed
+            return None
         except NotCompiled as reason:
             self._schedules.compiles = False
             _log.warning(f"updates run uncompiled: {reason}")

@@ -235,8 +235,8 @@ class SAC(ActorCritic):
         ]
         self.learn_critics = updates_of(self._learn_critics, self.schedules, steps[:1])
         self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])
-        follows = has_modes(agent.model) and not c.policy_first  # where the policy has no turn
-        self.otherwise = [updates_of(self._learn_statistics, self.schedules, [])] if follows else []
+        follows = has_modes(agent.model) and c.policy_interval > 1 and not c.policy_first
+        self.learn_statistics = updates_of(self._learn_statistics, self.schedules, []) if follows else None
         self.start_exploring()
 
     def _soft_value(self) -> SoftValue:
@@ -258,11 +258,10 @@ class SAC(ActorCritic):
         batch = self.scaled(self.replay.sample(self.config.batch_size))
         self.critic.choose(self.generator)
         inputs, c = (batch, self.soft_value.noise(len(batch.return_))), self.config
-        due = is_due(self.progress.updates, c.policy_interval)
-        steps = [self.learn_critics, *([self.learn_policy] if due else self.otherwise)]
-        metrics: dict[str, Any] = {}
-        for learn in reversed(steps) if c.policy_first else steps:
-            metrics |= learn(inputs)
+        due, metrics = is_due(self.progress.updates, c.policy_interval), dict[str, Any]()
+        functions = [self.learn_critics, self.learn_policy if due else self.learn_statistics]
+        for learn in reversed(functions) if c.policy_first else functions:
+            metrics |= learn(inputs) if learn else {}
         if self.moves.turn(c.target_interval):
             soft_update(self.targets, self.online, self.now.tau)
         self.progress.updates += 1

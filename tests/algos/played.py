@@ -125,7 +125,8 @@ def graphs_of(algo: Any) -> list[Any]:
 
 def functions_of(algo: Any) -> list[str]:
     """The functions that may be graphs or compiled, each of an equation with a _ before its name."""
-    return [name for name in ("learn", "learn_critics", "learn_policy") if name in vars(algo)]
+    names = "learn", "learn_critics", "learn_policy", "learn_statistics"
+    return [name for name in names if vars(algo).get(name)]
 
 
 def as_equations(algo: Any) -> None:
