@@ -7,7 +7,7 @@
 What is measured, for PPO and DQN on Pong, whose observations are images, so that the default is a torch thread for each
 free core. "1 thread" is the same with threads=1, beside the same neighbours, in the next turn:
 
-  alone      one run by default, over two runs with threads=1 that run at once (their sum; target: 0.9)
+  alone      one run by default, over two with threads=1 and sampler=serial at once (their sum; target: 0.9)
   runs_2     two runs at once (their sum; target here and below: 0.9)
   runs_4     four runs at once
   busy       one run beside a loop of normal priority that never sleeps
@@ -16,10 +16,10 @@ free core. "1 thread" is the same with threads=1, beside the same neighbours, in
   runs_nice  two runs beside a loop of low priority
   back       one run beside a loop that ends after the first half; the last quarter of the time counts, as in `alone`
 
-Method: runs are started by hand, `python -m rlframe.launch experiment=atari/ppo_pong`, with SerialSampler, without
-evaluation, all at the same time. A rate is that of the rows of progress.csv after a quarter of the time. In
-each round every case is measured by default and with one thread; the table has the medians of rates and ratios. The
-threads are those of the last line of debug.log that names them. Use two idle cores.
+Method: runs are started by hand, `python -m rlframe.launch experiment=atari/ppo_pong`, without evaluation, all at the
+same time. A rate is that of the rows of progress.csv after a quarter of the time. In each round every case is measured
+by default and with one thread; the table has the medians of rates and ratios. The threads are those of the last line
+of debug.log that names them. Use two idle cores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import chz
 from benchmarks.parts.chosen import chosen
 from benchmarks.parts.machine import machine
 
-_COMMON = "sampler=serial eval.n_episodes=0 snapshot_mode=none"
+_COMMON = "eval.n_episodes=0 snapshot_mode=none"
 RUNS = {
     "ppo": f"experiment=atari/ppo_pong runner.log_interval_steps=1000 {_COMMON}",
     "dqn": f"experiment=atari/dqn_pong algo.learning_starts=1000 runner.log_interval_steps=100 {_COMMON}",
@@ -58,7 +58,7 @@ class Case:
     n_runs: int = 1
     beside: str = ""  # Python
     nice: int = 0
-    n_single: int = 0  # runs with threads=1 to compare with, without the program beside them; 0: as many, and beside it
+    n_single: int = 0  # runs on a core each to compare with, without the program; 0: as many, and beside it
     from_: float = 0.0  # the part of the time from which on the rate counts
 
 
@@ -113,8 +113,8 @@ def _threads(run: Path) -> int:
 
 def measure(words: str, case: Case, seconds: float, warm_s: float) -> tuple[Rate, Rate]:
     """By default and with one thread."""
-    alone = Case(from_=case.from_) if case.n_single else case
-    one = rate(f"{words} threads=1", case.n_single or case.n_runs, alone, seconds, warm_s)
+    alone, sampler = (Case(from_=case.from_), " sampler=serial") if case.n_single else (case, "")
+    one = rate(f"{words} threads=1{sampler}", case.n_single or case.n_runs, alone, seconds, warm_s)
     return rate(words, case.n_runs, case, seconds, warm_s), one
 
 

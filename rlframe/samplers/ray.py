@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class Result:
 
     samples: Samples
     version: int
-    trajectories: list[Trajectory]
+    trajectories: bytes  # pickled: Ray would take three times as long for the objects
     counters: dict[str, float]
 
 
@@ -76,7 +77,8 @@ class Actor:
                 self.version = version
                 self.sampler.refresh(self.agent)
             samples = self.sampler.collect().map(as_numpy)
-            return Result(samples, version, self.sampler.trajectories(), self.sampler.counters())
+            finished = pickle.dumps(self.sampler.trajectories())
+            return Result(samples, version, finished, self.sampler.counters())
 
     def noise(self) -> Any:
         return self.sampler.state_dict()["noise"]
@@ -189,7 +191,7 @@ class _Batches:
         """Copy the batch of an actor into memory of its size."""
         into.copy(result.samples)
         first = i * result.samples.valid.shape[1]
-        self._finished += [replace(each, env=first + each.env) for each in result.trajectories]
+        self._finished += [replace(each, env=first + each.env) for each in pickle.loads(result.trajectories)]
         self._counters[i], self._actors.early[i] = result.counters, 0
 
     def trajectories(self) -> list[Trajectory]:
