@@ -52,6 +52,8 @@ ROWS = {
     "ppo_cartpole": Row("ppo", "CartPole-v1", 100_000),
     "a2c_cartpole": Row("a2c", "CartPole-v1", 100_000),
     "ppo_lunarlander": Row("ppo", "LunarLander-v3", 200_000),
+    "ppo_pendulum": Row("ppo", "Pendulum-v1", 200_000),
+    "ppo_halfcheetah": Row("ppo", "HalfCheetah-v5", 300_000),
     "dqn_lunarlander": Row("dqn", "LunarLander-v3", 200_000),
     "sac_pendulum": Row("sac", "Pendulum-v1", 20_000),
     "td3_pendulum": Row("td3", "Pendulum-v1", 20_000),

@@ -14,7 +14,7 @@ from typing import Any
 
 import chz
 
-from rlframe.algos.defaults import defaults_of
+from rlframe.algos.defaults import Kind, defaults_of
 from rlframe.core.parts import ROOTS, Part, module_names
 from rlframe.core.schedule import Schedule, accepts_schedule
 from rlframe.experiment.config import Experiment
@@ -55,13 +55,15 @@ def keys(config: str) -> str:
 
 
 def defaults(_: str) -> str:
-    """A table of what each algorithm brings besides the fields of its Config, by kind of observation."""
-    lines = ["| `algo=` | observations | keys |", "|---|---|---|"]
+    """A table of what each algorithm brings besides the fields of its Config, by kind of spaces."""
+    lines = ["| `algo=` | spaces | keys |", "|---|---|---|"]
     for algo in module_names(ROOTS["algo"]):
         config = importlib.import_module(f"{ROOTS['algo']}.{algo}").Config
-        for kind, images in (("vectors", False), ("images", True)):
-            words = [f"`{key}={_spelled(value)}`" for key, value in defaults_of(config, images).keys().items()]
-            lines.append(f"| `{algo}` | {kind} | {' '.join(words)} |")
+        for kind in Kind:
+            if kind is Kind.CONTINUOUS and not hasattr(config, kind.value):
+                continue
+            words = [f"`{key}={_spelled(value)}`" for key, value in defaults_of(config, kind).keys().items()]
+            lines.append(f"| `{algo}` | {kind.value.removeprefix('for_')} | {' '.join(words)} |")
     return "\n".join(lines)
 
 

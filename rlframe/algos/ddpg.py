@@ -94,7 +94,7 @@ class Config(ActorCriticConfig):
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> ActorAgent:
-        model, policy = model or default_model(self, observation_space), Deterministic(action_space)
+        model, policy = model or default_model(self, observation_space, action_space), Deterministic(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:

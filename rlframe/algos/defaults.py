@@ -1,13 +1,15 @@
-"""Defaults: the network, the batch and the numbers that an algorithm brings, by kind of observation."""
+"""Defaults: the network, the batch and the numbers that an algorithm brings, by kind of observation and action."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import chz
 from gymnasium import Space
+from gymnasium.spaces import Box
 
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
@@ -16,21 +18,23 @@ from rlframe.models.encoders import has_images
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a run has where no key is given: `for_vectors` and `for_images` of an algorithm's Config.
+    """What a run has where no key is given: `for_images`, `for_vectors` and `for_continuous` of an algorithm's Config.
 
-    The fields of a Config are one setting, usually the paper's; `own` has what another kind of observation wants.
+    The fields of a Config are one setting, usually the paper's; `own` has what another kind of spaces wants.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchSpec = field(default_factory=lambda: BatchSpec(T=128, B=8))
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of the algorithm's Config, also explore.std
+    normalize_reward: bool = False
 
     def keys(self) -> dict[str, Any]:
         """As keys of the command line."""
         plain, given = ModelConfig(), {name: getattr(self.model, name) for name in chz.chz_fields(ModelConfig)}
         model = {f"model.{name}": value for name, value in given.items() if value != getattr(plain, name)}
         batch = {"sampler.batch_T": self.batch.T, "sampler.batch_B": self.batch.B}
-        return {**model, **batch, **{f"algo.{name}": value for name, value in self.own.items()}}
+        rewards = {"env.normalize_reward": True} if self.normalize_reward else {}
+        return {**model, **batch, **rewards, **{f"algo.{name}": value for name, value in self.own.items()}}
 
 
 _NONE = Defaults()
@@ -54,12 +58,31 @@ def learns_jointly(config: Any) -> bool:
     return found
 
 
-def defaults_of(config: Any, images: bool) -> Defaults:
-    """The defaults of an algorithm by its Config, or the class of it; those of all runs if it brings none."""
-    found: Defaults = getattr(config, "for_images" if images else "for_vectors", _NONE)
+class Kind(Enum):
+    """Of spaces, as far as defaults depend on them; `continuous` are actions of a Box, with vectors."""
+
+    IMAGES = "for_images"
+    VECTORS = "for_vectors"
+    CONTINUOUS = "for_continuous"
+
+
+def kind_of(observation_space: Space, action_space: Space) -> Kind:
+    """The kind of spaces."""
+    if has_images(observation_space):
+        return Kind.IMAGES
+    return Kind.CONTINUOUS if isinstance(action_space, Box) else Kind.VECTORS
+
+
+def defaults_of(config: Any, kind: Kind) -> Defaults:
+    """The defaults of an algorithm by its Config, or the class of it; those of all runs if it brings none.
+
+    One that has none for continuous actions has those of vectors.
+    """
+    of_vectors = getattr(config, Kind.VECTORS.value, _NONE)
+    found: Defaults = getattr(config, kind.value, of_vectors if kind is Kind.CONTINUOUS else _NONE)
     return found
 
 
-def default_model(config: Any, observation_space: Space) -> ModelConfig:
-    """The network that an algorithm brings for these observations."""
-    return defaults_of(config, has_images(observation_space)).model
+def default_model(config: Any, observation_space: Space, action_space: Space) -> ModelConfig:
+    """The network that an algorithm brings for these spaces."""
+    return defaults_of(config, kind_of(observation_space, action_space)).model

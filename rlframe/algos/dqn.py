@@ -141,7 +141,7 @@ class Config(OffPolicyConfig):
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         check_feedforward(model, "dqn", "r2d1")
         check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)

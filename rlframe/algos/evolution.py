@@ -44,7 +44,7 @@ class EvolutionConfig:
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> ActorAgent:
         """A deterministic policy: tanh for a Box, the largest output for a Discrete action."""
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         model.check_no_critic("evolution strategies have none")
         unsupported = {
             "model.action_embedding=0": model.action_embedding > 0,

@@ -47,7 +47,7 @@ class ImitationConfig:
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 

@@ -57,7 +57,7 @@ class Config(ImitationConfig):
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
-        check_feedforward(model := model or default_model(self, observation_space), "iql", "bc")
+        check_feedforward(model := model or default_model(self, observation_space, action_space), "iql", "bc")
         if not isinstance(action_space, spaces.Box | spaces.Discrete):
             raise ConfigError(f"algo=iql has critics of one Box or one Discrete, not {action_space}; use marwil or bc")
         return super().make_agent(observation_space, action_space, model, seed)

@@ -43,7 +43,7 @@ class Config(ImitationConfig):
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
-        check_feedforward(model := model or default_model(self, observation_space), "marwil", "bc")
+        check_feedforward(model := model or default_model(self, observation_space, action_space), "marwil", "bc")
         return super().make_agent(observation_space, action_space, model, seed)
 
     def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import chz
@@ -25,6 +26,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
 from rlframe.ops.policy_gradient import (
     clipped_surrogate,
     clipped_value_error,
@@ -52,6 +54,7 @@ class Config(OnPolicyConfig):
         batch=BatchSpec(T=128, B=16),
         own={"learning_rate": 5e-4, "clip": 0.2, "epochs": 10, "minibatches": 16, "entropy_coef": 0.0},
     )
+    for_continuous = replace(for_vectors, model=ModelConfig(normalize_observation=True), normalize_reward=True)
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)

@@ -69,7 +69,7 @@ class Config:
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed)
 

@@ -80,7 +80,7 @@ class Config:
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         check_feedforward(model, "qmix", "ppo")
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 

@@ -112,7 +112,7 @@ class Config:
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
         check_not_privileged(observation_space)

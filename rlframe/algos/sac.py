@@ -93,7 +93,7 @@ class Config(ActorCriticConfig):
         if is_choice and self.value != "expected":
             raise ConfigError(f"algo.value={self.value} is for Box actions, and these are Discrete; use expected")
         masked = bool(mask_parts(observation_space, action_space))
-        model = model or default_model(self, observation_space)
+        model = model or default_model(self, observation_space, action_space)
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space, model)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 

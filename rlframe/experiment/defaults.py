@@ -11,24 +11,24 @@ import cloudpickle
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from rlframe.algos.defaults import defaults_of, learns_from
+from rlframe.algos.defaults import Kind, defaults_of, kind_of, learns_from
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.data.reading import open_dataset
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import NO_ENV, is_atari, resolve
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import from_flat, merge
-from rlframe.models.encoders import has_images
 from rlframe.replay import OfDatasets
 from rlframe.samplers.auto import TimingProcess
 
 _OF_VECTORS = tuple(f"gymnasium.envs.{name}" for name in ("classic_control", "mujoco", "toy_text"))
+_CONTINUOUS = "gymnasium.envs.mujoco", "PendulumEnv", "Continuous_MountainCarEnv"  # in the entry points of those
 
 
 def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Where they come from, for --show, and the keys that the algorithm named by `layers` brings.
 
-    An environment whose id does not tell what it observes is made once, if that decides a key that is not given.
+    An environment whose id does not tell its kind of spaces is made once, if that decides a key that is not given.
 
     Raises:
         ConfigError: as `from_flat`, or there is no such environment.    EnvError: its constructor raised.
@@ -37,12 +37,14 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     given, _ = merge(*layers)
     if dataset := _only_data(experiment):
         return _source(experiment), _of_data(dataset, experiment, given)
-    vectors, images = (defaults_of(experiment.algo, kind).keys() for kind in (False, True))
-    if any(vectors.get(key) != images.get(key) for key in {**vectors, **images} if key not in given):
+    of_kind = {kind: defaults_of(experiment.algo, kind).keys() for kind in Kind}
+    found = of_kind[Kind.VECTORS]
+    others = [keys for kind, keys in of_kind.items() if kind is not Kind.VECTORS]
+    if any(found.get(key) != keys.get(key) for keys in others for key in {**found, **keys} if key not in given):
         here = part_name(experiment.sampler, ROOTS["sampler"]) == "serial"
-        found = images if _sees_images(experiment.env_config(), here) else vectors
-    else:
-        found = vectors
+        found = of_kind[_kind(experiment.env_config(), here)]
+    if experiment.record:  # of rewards as they are
+        found = {key: value for key, value in found.items() if key != "env.normalize_reward"}
     if ":" in experiment.model.encoder:  # the user's own, which normalises by itself or not
         found = {key: value for key, value in found.items() if key not in ("model.norm", "model.image_norm")}
     if learns_from(experiment.algo) == "episodes":
@@ -77,33 +79,35 @@ def _of_data(name: str, experiment: Experiment, given: Mapping[str, Any]) -> dic
         found |= {f"env_kwargs.{key}": value for key, value in (kwargs or {}).items()}
     if env == NO_ENV:
         found |= {"env_kwargs.dataset": name, "eval.n_episodes": 0}
-    return found | defaults_of(experiment.algo, has_images(dataset.observation_space)).keys()
+    kind = kind_of(dataset.observation_space, dataset.action_space)
+    return found | defaults_of(experiment.algo, kind).keys()
 
 
-def _sees_images(env: EnvConfig, here: bool) -> bool:
-    """Whether observations have images. `here`: an environment may be made in this process, as the run will do."""
+def _kind(env: EnvConfig, here: bool) -> Kind:
+    """The kind of spaces. `here`: an environment may be made in this process, as the run will do."""
     target, options = resolve(env.id), env.options
     if isinstance(target, EnvSpec) and not (options.wrappers or options.changes_observations or env.kwargs):
         if is_atari(target):
-            return True
-        if str(target.entry_point).startswith(_OF_VECTORS) and not target.additional_wrappers:
-            return False
+            return Kind.IMAGES
+        place = str(target.entry_point)
+        if place.startswith(_OF_VECTORS) and not target.additional_wrappers:
+            return Kind.CONTINUOUS if any(each in place for each in _CONTINUOUS) else Kind.VECTORS
     try:
         pickled = cloudpickle.dumps(env)
     except Exception:  # pickling runs user code, which may raise anything
         if not here:
             raise
-        return _has_images(make_envs(env, 1, [0]))
+        return _kind_of(make_envs(env, 1, [0]))
     return _seen(pickled, here)
 
 
 @functools.lru_cache(maxsize=64)  # a study reads the keys of each of its runs
-def _seen(pickled: bytes, here: bool) -> bool:
-    """Make one environment and look at its observations; in a process of its own unless `here`."""
+def _seen(pickled: bytes, here: bool) -> Kind:
+    """Make one environment and look at its spaces; in a process of its own unless `here`."""
     env = cloudpickle.loads(pickled)
-    return _has_images(make_envs(env, 1, [0]) if here else TimingProcess(env, 1, 1))
+    return _kind_of(make_envs(env, 1, [0]) if here else TimingProcess(env, 1, 1))
 
 
-def _has_images(envs: Envs | TimingProcess) -> bool:
+def _kind_of(envs: Envs | TimingProcess) -> Kind:
     with closing(envs):
-        return has_images(envs.observation_space)
+        return kind_of(envs.observation_space, envs.action_space)

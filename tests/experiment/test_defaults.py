@@ -71,6 +71,35 @@ def test_observations_of_an_unknown_environment_are_looked_at(sampler, tmp_path,
     assert (found["model.activation"], found["algo.clip"]) == ("tanh", 0.2), "so few pixels are a vector"
 
 
+@pytest.mark.parametrize(
+    ("env", "normalizes"),
+    [
+        ("Pendulum-v1", True),
+        ("MountainCarContinuous-v0", True),
+        ("HalfCheetah-v5", True),
+        ("CartPole-v1", False),
+        ("rlframe.envs.debug_envs:corridor", False),
+        ("dials_of_mine:Dials", True),
+    ],
+)
+def test_ppo_normalizes_observations_and_rewards_where_actions_are_continuous(env, normalizes, tmp_path, monkeypatch):
+    (tmp_path / "dials_of_mine.py").write_text(
+        "import gymnasium\n"
+        "class Dials(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (3,))\n"
+        "    action_space = gymnasium.spaces.Box(-2, 2, (2,))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = keys(algo="ppo", env=env, sampler="serial")
+    assert (found["model.normalize_observation"], found["env.normalize_reward"]) == (normalizes, normalizes)
+
+
+def test_ppo_records_rewards_as_they_are():
+    found = keys(algo="ppo", env="Pendulum-v1", record="mine-v0")
+    assert found["model.normalize_observation"]
+    assert not found["env.normalize_reward"]
+
+
 def test_show_says_which_algorithm_a_default_is_of(capsys):
     assert main(["algo=sac", "env=Pendulum-v1", "algo.tau=0.01", "--show"]) == 0
     printed = {line.split("=")[0]: line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()}
@@ -85,6 +114,8 @@ def test_agents_made_by_hand_have_the_network_of_their_algorithm(module):
     config = module.Config()
     made, given = config.make_agent(observations, actions), ModelConfig(hidden=(5,), memory="gru")
     assert made.model_config == getattr(config, "for_vectors", made).model if module is not es else ModelConfig()
+    if module is ppo:
+        assert config.make_agent(observations, spaces.Box(-1, 1, (1,))).model_config.normalize_observation
     if module is r2d1:
         assert config.make_agent(observations, actions, given).model_config == given
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import launch
+from rlframe.algos.defaults import Kind
 from rlframe.experiment import defaults
 from rlframe.experiment.trust import foreign
 from tests.blocks import saved_block
@@ -21,7 +22,7 @@ RUN = (
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The words that name the sampler of the docs, from a file of its own for each test."""
-    monkeypatch.setattr(defaults, "_seen", lambda pickled, here: False)  # its observations have no images
+    monkeypatch.setattr(defaults, "_seen", lambda pickled, here: Kind.VECTORS)
     file = saved_block("my_sampler", "guides/extend", tmp_path, monkeypatch)
     return f"sampler={file}:LineConfig env={file.stem}:Line"
 
