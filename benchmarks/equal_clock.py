@@ -194,7 +194,8 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
                 continue
             x, scores = _curves(own)
             style = "-" if contender.startswith("rlframe") else "--"
-            axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label(contender))
+            dot = {"marker": "o", "markevery": [-1], "markersize": 4}  # one evaluation alone is seen too
+            axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label(contender), **dot)
             axis.fill_between(x / 60, scores.min(0), scores.max(0), color=color, alpha=0.18, linewidth=0)
         axis.set(title=env, xlabel="CPU time on one core (min)")
         axis.grid(True, color="0.9", linewidth=0.8)
