@@ -25,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,7 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
 
     figure = new_figure(3 + 4.5 * len(envs), 4.2)
     for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
-        for contender, color in zip(CONTENDERS, cycle(COLORS), strict=False):
+        for contender, color in zip(CONTENDERS, [*COLORS, "#cc79a7"], strict=True):
             own = [row for row in rows if (row["contender"], row["env"]) == (contender, env)]
             if not own:
                 continue
