@@ -187,7 +187,7 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
 
     figure = new_figure(3 + 4.5 * len(envs), 4.2)
     for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
-        for contender, color in zip(CONTENDERS, [*COLORS, "#cc79a7"], strict=True):
+        for contender, color in zip(CONTENDERS, [*COLORS, "#999999"], strict=True):
             own = [row for row in rows if (row["contender"], row["env"]) == (contender, env)]
             if not own:
                 continue
