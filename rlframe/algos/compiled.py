@@ -217,8 +217,12 @@ def _import_compiler() -> None:
 
 
 def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
+    with config.patch("cpp.vec_isa_ok", True):
+        width = pick_vec_isa().bit_width()
     on_cpu = all(x.is_cpu for x in examples)
     patches = {
         "cpp_wrapper": on_cpu,
@@ -226,6 +230,7 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
         "compile_threads": 1,  # no processes that stay
         "size_asserts": False,  # Compiled knows the form of its inputs
         "cpp.vec_isa_ok": True,  # torch's own kernels found the processor's instructions: no process is started to try
+        "cpp.simdlen": width,  # the cache's key has it, and not ATEN_CPU_CAPABILITY, by which it is chosen
         "cpp_cache_precompile_headers": False,  # a warm start would run the compiler to compare them
         "cpp.dynamic_threads": torch.get_num_threads() > 1,  # the number may change during a run
     }
