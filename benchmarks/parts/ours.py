@@ -22,8 +22,8 @@ from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.ops.returns import generalized_advantage
-from rlframe.samplers import Sampler, gpu, serial
-from rlframe.samplers.base import WorkersConfig
+from rlframe.samplers import gpu, serial
+from rlframe.samplers.base import Source, WorkersConfig
 
 SomeConfig = Any  # serial.Config | cpu.Config | gpu.Config, whose `make_envs` and `make_sampler` fit together
 
@@ -39,14 +39,16 @@ def sampling(config: SomeConfig, env: EnvConfig, model: ModelConfig, stack: Exit
     envs = config.make_envs(env, 0, worker_cpus(config.n_workers) if isinstance(config, WorkersConfig) else [])
     stack.callback(envs.close)
     agent = make_policy_agent(envs.observation_space, envs.action_space, model)
-    return _unit(config.make_sampler(envs, agent, 0), agent)
+    return batches(config.make_sampler(envs, agent, 0), agent)
 
 
-def _unit(sampler: Sampler, agent: Agent) -> Unit:
+def batches(source: Source, agent: Agent) -> Unit:
+    """Send the parameters and take a batch; counts valid rows only."""
+
     def unit() -> int:
-        sampler.refresh(agent)
-        samples = sampler.collect()
-        sampler.trajectories()
+        source.refresh(agent)
+        samples = source.collect()
+        source.trajectories()
         return int(samples.valid.sum())
 
     return unit
@@ -100,4 +102,4 @@ def alternating(config: gpu.Config, stack: ExitStack) -> Unit:
     envs = config.make_envs(EnvConfig(Burning), 0, cpus)
     stack.callback(envs.close)
     agent = BurningAgent()
-    return _unit(config.make_sampler(envs, agent, 0), agent)
+    return batches(config.make_sampler(envs, agent, 0), agent)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
-from typing import Any
 
+from benchmarks.parts.ours import batches, sampling
 from benchmarks.parts.turns import Unit
 from rlframe.agents import make_policy_agent
 from rlframe.envs import EnvConfig
@@ -18,12 +18,12 @@ from rlframe.samplers import BackgroundProcess, BackgroundSampler, ray, serial
 from rlframe.system.cluster import RayOptions, connect
 
 T, N_SLOTS = 128, 2  # batches that a sampler is ahead
-HIDDEN = (64, 64)
+MODEL = ModelConfig(hidden=(64, 64))
 
 
 def here(env: EnvConfig, n: int, stack: ExitStack) -> Unit:
     """A serial sampler in this process."""
-    return _sampler(serial.Config(batch_T=T, batch_B=n), env, stack)
+    return sampling(serial.Config(batch_T=T, batch_B=n), env, MODEL, stack)
 
 
 def in_process(env: EnvConfig, n: int, stack: ExitStack) -> Unit:
@@ -33,8 +33,8 @@ def in_process(env: EnvConfig, n: int, stack: ExitStack) -> Unit:
         os.sched_setaffinity(0, cores[:1])
     process = BackgroundProcess(serial.Config(batch_T=T, batch_B=n), env, 0, cores[-1:], ())
     stack.callback(process.close)
-    agent = make_policy_agent(process.observation_space, process.action_space, ModelConfig(hidden=HIDDEN))
-    return _unit(BackgroundSampler(process, agent), agent)
+    agent = make_policy_agent(process.observation_space, process.action_space, MODEL)
+    return batches(BackgroundSampler(process, agent), agent)
 
 
 def in_actors(env: EnvConfig, n: int, n_samplers: int, stack: ExitStack) -> Unit:
@@ -42,35 +42,18 @@ def in_actors(env: EnvConfig, n: int, n_samplers: int, stack: ExitStack) -> Unit
     config = _of_actors(n, n_samplers)
     envs = config.make_envs(env, 0, ())
     stack.callback(envs.close)
-    agent = make_policy_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=HIDDEN))
-    return _unit(config.make_ahead(envs, agent, 0, N_SLOTS), agent)
+    agent = make_policy_agent(envs.observation_space, envs.action_space, MODEL)
+    return batches(config.make_ahead(envs, agent, 0, N_SLOTS), agent)
 
 
 def in_one_actor_asked(env: EnvConfig, n: int, stack: ExitStack) -> Unit:
     """A serial sampler in an actor, which collects when it is asked."""
-    return _sampler(_of_actors(n, 1), env, stack)
+    return sampling(_of_actors(n, 1), env, MODEL, stack)
 
 
 def _of_actors(n: int, n_samplers: int) -> ray.Config:
     connect(RayOptions(num_cpus=2))
     return ray.Config(batch_T=T, batch_B=n * n_samplers, n_samplers=n_samplers)
-
-
-def _sampler(config: Any, env: EnvConfig, stack: ExitStack) -> Unit:
-    envs = config.make_envs(env, 0, ())
-    stack.callback(envs.close)
-    agent = make_policy_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=HIDDEN))
-    return _unit(config.make_sampler(envs, agent, 0), agent)
-
-
-def _unit(source: Any, agent: Any) -> Unit:
-    def unit() -> int:
-        source.refresh(agent)
-        samples = source.collect()
-        source.trajectories()
-        return int(samples.n_env_steps)
-
-    return unit
 
 
 def rllib(env_id: str, n: int, stack: ExitStack) -> Unit:
@@ -82,7 +65,7 @@ def rllib(env_id: str, n: int, stack: ExitStack) -> Unit:
     stack.callback(ray_.shutdown)
     runners = {"num_env_runners": 1, "num_envs_per_env_runner": n, "rollout_fragment_length": T}
     config = PPOConfig().environment(env_id).env_runners(**runners).learners(num_learners=0)
-    model = {"fcnet_hiddens": list(HIDDEN), "fcnet_activation": "tanh", "vf_share_layers": False}
+    model = {"fcnet_hiddens": list(MODEL.hidden), "fcnet_activation": "tanh", "vf_share_layers": False}
     config = config.training(train_batch_size_per_learner=T * n, minibatch_size=T * n)
     algo = config.rl_module(model_config=model).build_algo()
     stack.callback(algo.stop)

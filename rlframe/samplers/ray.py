@@ -44,7 +44,7 @@ class Result:
 
     samples: Samples
     version: int
-    trajectories: bytes  # pickled: Ray would take three times as long for the objects
+    trajectories: bytes  # pickled, since Ray takes longer for many objects
     counters: dict[str, float]
 
 

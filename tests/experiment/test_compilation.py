@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from rlframe.experiment.settings import from_flat
 from rlframe.record.snapshot import load_newest
 from tests.algos.test_cuda_graph import made
 
+ROOT = Path(__file__).parents[2]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WORDS = ["env=CartPole-v1", "sampler=serial", "threads=1", "affinity=none", "eval.n_episodes=0", "loggers=[]"]
 DQN = ["algo=dqn", "algo.learning_starts=100", "algo.replay.size=1000", "algo.batch_size=16", "algo.learning_rate=1e-3"]
@@ -188,3 +192,13 @@ def test_build_takes_the_choice_into_training() -> None:
         assert built.summary["compile"] == "true"
         assert built.learning_call(compiled._current.get).compiles
     assert not compiled._current.get().compiles
+
+
+@pytest.mark.slow
+def test_a_cache_that_was_filled_for_other_instructions_does_no_harm(tmp_path: Path) -> None:
+    test = "tests/algos/test_compiled.py::test_a_saved_algorithm_goes_on_compiled_to_the_bit"
+    for more in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
+        variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), **more}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout
