@@ -1,4 +1,4 @@
-"""How many gradient updates a second the replay algorithms make, compared with Stable-Baselines3, and with one another.
+"""How many gradient updates a second the replay algorithms make, compared with Stable-Baselines3, d3rlpy, and one another.
 
     python -m benchmarks.updates
     python -m benchmarks.updates rounds=15 only=sac,td3 out=updates.json
@@ -11,6 +11,8 @@ side makes several updates in a call, which is fastest for it:
   td3    the same; an update of the actor and the targets for each two of the critics
   dqn_cartpole  4 observations, 2 actions, 256x256, batches of 128
   dqn_atari     stacks of four 84x84 frames, 6 actions, the Nature CNN, batches of 32
+  td3_bc, iql   of data, beside d3rlpy: the sizes of `sac`, each side's own defaults for the rest (target: 2)
+  cql           the same with three layers of 256, and 10 actions of each kind for the gap; a fixed weight of 5 on both
   crossq        mujoco/crossq_halfcheetah with the widths of `sac`, over rlframe's own SAC (target: 0.7)
   xqc           mujoco/xqc_halfcheetah with three layers of 256 in all networks, the same (target: 0.35)
 
@@ -24,7 +26,8 @@ Then they take turns, one at a time for `seconds` each while the other sleeps, f
 malloc set as launch sets them for all. A rate is the median over the rounds; a ratio is the median of the ratios
 within each round, so that a drifting speed of the machine affects both alike. Run it on an idle machine.
 
-Stable-Baselines3 is not a dependency of rlframe: pip install stable-baselines3.
+Stable-Baselines3 and d3rlpy are not dependencies of rlframe: pip install stable-baselines3 d3rlpy. d3rlpy 2.8.1 pins
+an old Gymnasium; it runs beside a newer one if it is installed with --no-deps.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ from benchmarks.parts.turns import Comparison, Contender, Group, run_groups
 from benchmarks.parts.updates_ours import Case
 from rlframe.system.machine import limit_threads
 
-SB3 = "stable_baselines3"
+OTHERS = {
+    "stable_baselines3": ("Stable-Baselines3", updates_others.stable_baselines3),
+    "d3rlpy": ("d3rlpy", updates_others.d3rlpy),
+}
 
 
 def cases(small: bool) -> dict[str, Case]:
@@ -55,14 +61,19 @@ def cases(small: bool) -> dict[str, Case]:
     }
 
 
-def beside_sb3(name: str, case: Case) -> Group:
+def cases_of_data(small: bool) -> dict[str, Case]:
+    """Those that learn from data."""
+    rows = 1_000 if small else 100_000
+    sizes = {"td3_bc": (256, 256), "iql": (256, 256), "cql": (256, 256, 256)}
+    return {name: Case(name, (17,), 6, hidden, 256, rows) for name, hidden in sizes.items()}
+
+
+def beside(package: str, name: str, case: Case, asked: float) -> Group:
     """Both sides of one case."""
-    mine, theirs = f"rlframe, {name}", f"Stable-Baselines3, {name}"
-    contenders = [
-        Contender(mine, partial(updates_ours.updates, case)),
-        Contender(theirs, partial(updates_others.stable_baselines3, case)),
-    ]
-    return Group(contenders, [Comparison("over Stable-Baselines3", (mine,), ((theirs,),), 1.3)], (SB3,))
+    title, updates = OTHERS[package]
+    mine, theirs = f"rlframe, {name}", f"{title}, {name}"
+    contenders = [Contender(mine, partial(updates_ours.updates, case)), Contender(theirs, partial(updates, case))]
+    return Group(contenders, [Comparison(f"over {title}", (mine,), ((theirs,),), asked)], (package,))
 
 
 def beside_sac(name: str, case: Case, sac: Case, asked: float) -> Group:
@@ -78,7 +89,8 @@ def beside_sac(name: str, case: Case, sac: Case, asked: float) -> Group:
 def groups(small: bool) -> dict[str, Group]:
     """All groups by name."""
     of_all = cases(small)
-    found = {name: beside_sb3(name, case) for name, case in of_all.items()}
+    found = {name: beside("stable_baselines3", name, case, 1.3) for name, case in of_all.items()}
+    found |= {name: beside("d3rlpy", name, case, 2.0) for name, case in cases_of_data(small).items()}
     crossq = replace(of_all["sac"], preset="mujoco/crossq_halfcheetah")
     xqc = replace(of_all["sac"], preset="mujoco/xqc_halfcheetah", hidden=(256, 256, 256))
     found["crossq"] = beside_sac("crossq", crossq, of_all["sac"], 0.7)
@@ -96,8 +108,10 @@ def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = Fa
     limit_threads()
     known = groups(small)
     asked = {name: known[name] for name in chosen(only, known)}
-    if any(SB3 in group.needs for group in asked.values()) and importlib.util.find_spec(SB3) is None:
-        raise SystemExit("benchmarks.updates needs pip install stable-baselines3, but for only=crossq,xqc")
+    for package, (title, _) in OTHERS.items():
+        needed = [name for name, group in asked.items() if package in group.needs]
+        if needed and importlib.util.find_spec(package) is None:
+            raise SystemExit(f"{title} is not installed, which {', '.join(needed)} need; choose others by only=")
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
     run_groups(asked, rounds, seconds, out)
 

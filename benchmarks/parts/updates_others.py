@@ -1,8 +1,9 @@
-"""Stable-Baselines3's side of benchmarks/updates.py."""
+"""The sides of Stable-Baselines3 and d3rlpy of benchmarks/updates.py."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -54,6 +55,35 @@ def stable_baselines3(case: Case, stack: ExitStack) -> Unit:
 
     def unit() -> int:
         model.train(gradient_steps=UPDATES, batch_size=case.batch_size)
+        return UPDATES
+
+    return unit
+
+
+def d3rlpy(case: Case, stack: ExitStack) -> Unit:
+    """Updates by `update` of sampled batches, as `fit` makes them, of data of random rows; its log is left out."""
+    import d3rlpy
+    from d3rlpy.models import VectorEncoderFactory
+
+    encoder = VectorEncoderFactory(list(case.hidden))
+    networks: dict[str, Any] = {"actor_encoder_factory": encoder, "critic_encoder_factory": encoder}
+    configs: dict[str, Any] = {
+        "td3_bc": partial(d3rlpy.algos.TD3PlusBCConfig, **networks),
+        "iql": partial(d3rlpy.algos.IQLConfig, value_encoder_factory=encoder, **networks),
+        "cql": partial(d3rlpy.algos.CQLConfig, alpha_learning_rate=0.0, initial_alpha=1.0, **networks),
+    }
+    rng, n = np.random.default_rng(0), case.rows
+    observations = random_observations(case, n)[:, 0]
+    actions = rng.uniform(-1, 1, (n, case.n_actions)).astype(np.float32)
+    rewards, ends = rng.standard_normal((n, 1), np.float32), np.zeros(n, np.float32)
+    ends[-1] = 1
+    data = d3rlpy.dataset.MDPDataset(observations, actions, rewards, ends)
+    algo = configs[case.algo](batch_size=case.batch_size).create(device="cpu:0")
+    algo.build_with_dataset(data)
+
+    def unit() -> int:
+        for _ in range(UPDATES):
+            algo.update(data.sample_transition_batch(case.batch_size))
         return UPDATES
 
     return unit

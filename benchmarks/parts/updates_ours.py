@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, Space
 
 from benchmarks.parts.turns import Unit
-from rlframe.algos import dqn, sac, td3
+from rlframe.algos import cql, dqn, iql, sac, td3, td3_bc
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
@@ -23,7 +23,7 @@ from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 
 UPDATES = 10  # in one unit
-_MODULES: dict[str, Any] = {"sac": sac, "td3": td3, "dqn": dqn}
+_MODULES: dict[str, Any] = {"sac": sac, "td3": td3, "dqn": dqn, "td3_bc": td3_bc, "iql": iql, "cql": cql}
 _FRAMES = 4  # in a stack
 
 
@@ -31,7 +31,7 @@ _FRAMES = 4  # in a stack
 class Case:
     """An algorithm, the spaces it sees, and its sizes."""
 
-    algo: str  # sac | td3 | dqn
+    algo: str  # its module
     observation_shape: tuple[int, ...]  # of floats; with three numbers, of a stack of frames
     n_actions: int  # numbers of an action, or of choices for dqn
     hidden: tuple[int, ...]
