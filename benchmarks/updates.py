@@ -1,4 +1,4 @@
-"""How many gradient updates a second the replay algorithms make, compared with Stable-Baselines3, d3rlpy, and one another.
+"""How many gradient updates a second replay algorithms make, beside Stable-Baselines3, d3rlpy, and one another.
 
     python -m benchmarks.updates
     python -m benchmarks.updates rounds=15 only=sac,td3 out=updates.json

@@ -120,10 +120,7 @@ class EvaluatedRun:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
-    if not argv or any(word in ("-h", "--help", "help") for word in argv):
-        print(_USAGE)
-        return 0 if argv else 2
-    return run_command(_evaluate, argv)
+    return run_command(_evaluate, argv, _USAGE)
 
 
 def _evaluate(argv: list[str]) -> int:

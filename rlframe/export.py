@@ -37,10 +37,7 @@ takes the observation alone. After the export, its actions on 1,000 observations
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
-    if not argv or any(word in ("-h", "--help", "help") for word in argv):
-        print(_USAGE)
-        return 0 if argv else 2
-    return run_command(_export, argv)
+    return run_command(_export, argv, _USAGE)
 
 
 def _export(argv: list[str]) -> int:

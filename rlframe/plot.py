@@ -189,10 +189,7 @@ def _experiments(runs: Any, label: str) -> list[SeedGroup]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    if {"--help", "-h", "help"} & set(arguments):
-        print(USAGE)
-        return 0
-    return run_command(_plot, list(arguments))
+    return run_command(_plot, arguments, USAGE if arguments else "")
 
 
 def _plot(arguments: Sequence[str]) -> int:

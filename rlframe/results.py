@@ -53,10 +53,7 @@ _MULTIPLES = {"k": 1e3, "M": 1e6}
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    if not argv or {"--help", "-h", "help"} & set(argv):
-        print(USAGE)
-        return 0 if argv else 2
-    return run_command(_run, list(argv))
+    return run_command(_run, argv, USAGE)
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,17 @@ def test_every_command_is_there_and_has_help() -> None:
         done = run(name, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"rlframe.{name}" in done.stdout
+
+
+def test_help_whose_reader_has_exited_ends_in_silence() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "rlframe.results", "--help"],
+            cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=2 * DEADLINE_S,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (128 + 13, "")
 
 
 @pytest.mark.slow

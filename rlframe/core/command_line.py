@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -18,6 +18,7 @@ _MAX_WORD = 1 << 16  # characters
 _OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")  # in torch's errors
 _OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES)  # errors that say enough without a traceback
 _MAX_SHOWN = 20_000  # characters of an error
+_HELP = frozenset({"-h", "--help", "help"})
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
@@ -106,8 +107,8 @@ def _end_process(status: int, threads: str) -> None:
     os._exit(status)
 
 
-def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run `body(argv)` and return the exit status.
+def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: str = "") -> int:
+    """Run `body(argv)` and return the exit status. Without words, or with one that asks for help, print the usage.
 
     A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given.
     """
@@ -115,7 +116,12 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     show_traceback = "traceback=true" in argv
     try:
-        return body([word for word in argv if not word.startswith("traceback=")])
+        if usage and (not argv or _HELP & set(argv)):
+            print(usage, flush=True)
+            return 0 if argv else 2
+        status = body([word for word in argv if not word.startswith("traceback=")])
+        sys.stdout.flush()  # here, where a reader that has exited is no error
+        return status
     except ReadableError as error:
         if show_traceback:
             traceback.print_exc()

@@ -49,10 +49,7 @@ _FORMATS = ("arrow", "parquet", "hdf5")
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
-    if not argv or any(word in ("-h", "--help", "help") for word in argv):
-        print(_USAGE)
-        return 0 if argv else 2
-    return run_command(_run, argv)
+    return run_command(_run, argv, _USAGE)
 
 
 def _run(argv: list[str]) -> int:

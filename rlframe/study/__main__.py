@@ -33,10 +33,7 @@ A queue that runs the study starts the new run when a slot is free. If none runs
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    if not argv or {"--help", "-h", "help"} & set(argv):
-        print(USAGE)
-        return 0 if argv else 2
-    return run_command(_study, list(argv))
+    return run_command(_study, argv, USAGE)
 
 
 def _study(argv: list[str]) -> int:
