@@ -76,7 +76,7 @@ def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: floa
     n_atoms = probability.shape[-1]
     support = torch.linspace(v_min, v_max, n_atoms, dtype=probability.dtype, device=probability.device)
     moved = (return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * support).clamp(v_min, v_max)
-    place = (moved - v_min) * ((n_atoms - 1) / (v_max - v_min))  # b, in 0 ... N-1
+    place = ((moved - v_min) * ((n_atoms - 1) / (v_max - v_min))).clamp(max=n_atoms - 1)  # b; rounding went beyond
     below = place.floor().clamp(max=n_atoms - 2)
     share = place - below  # of the upper neighbour
     index = below.nan_to_num(0.0).long()  # NaN is in the shares, so the loss becomes NaN

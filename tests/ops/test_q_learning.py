@@ -53,6 +53,17 @@ def test_a_return_on_an_atom_stays_whole_and_beyond_the_range_goes_to_its_end() 
     torch.testing.assert_close(projected, torch.tensor(expected))
 
 
+def test_rounding_puts_no_mass_beyond_the_last_atom() -> None:
+    wrong = []
+    for n_atoms in (11, 51, 101):
+        for v_max in range(1, 400):
+            logits = torch.full((1, n_atoms), 0.0)
+            _, error = categorical_loss(logits, logits, t(float(v_max)), t(0.0), -v_max, v_max)
+            if not abs(float(error) - math.log(n_atoms)) < 1e-4:  # all mass at the last atom, against 1 / n
+                wrong.append((n_atoms, v_max, float(error)))
+    assert not wrong
+
+
 def test_a_return_that_is_nan_makes_its_own_row_nan_and_no_other() -> None:
     logits, target = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 3)
     loss, _ = categorical_loss(logits, target, t(math.nan, 1.0), t(0.9, 0.0), 0.0, 2.0)
