@@ -79,7 +79,7 @@ class MixedReplay(Generic[Batch]):
         data: Sequence[ReplayBuffer[Batch]],
         digests: Sequence[Digest],
         shares: Sequence[float],
-        live: Sequence[Replay[Batch]],
+        live: Sequence[ReplayBuffer[Batch]],
         live_share: float,
         rng: np.random.Generator,
         reward_scale: float = 1.0,
@@ -111,13 +111,17 @@ class MixedReplay(Generic[Batch]):
     def sample(self, n: int, beta: float = 0.0) -> Batch:
         if len(self._parts) == 1:
             return self._parts[0].sample(n, beta)
-        counts = self._counts(n)
-        found = [
-            self._numbered(part.sample(int(k), beta), i)
-            for i, (part, k) in enumerate(zip(self._parts, counts, strict=False))
-            if k
-        ]
-        return found[0] if len(found) == 1 else self._data[0].join(found)
+        asked = [(i, int(k)) for i, k in enumerate(self._counts(n)) if k]
+        if not beta:
+            return self._joined([self._numbered(self._parts[i].sample(k), i) for i, k in asked])
+        found = [(i, *self._parts[i].sample_with_probability(k)) for i, k in asked]
+        batch: Any = self._joined([self._numbered(batch, i) for i, batch, _ in found])
+        # Of each part (N P)^-β, which keeps its share; their common maximum is 1 (see Prioritized).
+        weight = np.concatenate([self._parts[i].n_choices * probability for i, _, probability in found]) ** -beta
+        return replace(batch, weight=batch.weight.new_tensor(weight / weight.max()))
+
+    def _joined(self, parts: list[Any]) -> Any:
+        return parts[0] if len(parts) == 1 else self._data[0].join(parts)
 
     def _counts(self, n: int) -> np.ndarray:
         """The rows of each part in a batch of n; on average its share, always to within a row."""
@@ -273,6 +277,6 @@ class OfDatasets(ReplayConfig):
             buffer, digest = _filled(dataset, own, kind, transform, scale)
             data.append(buffer)
             digests.append(digest)
-        live = [kind(size=self.size).make(spec)] if self.is_live() else []
+        live: list[Any] = [kind(size=self.size).make(spec)] if self.is_live() else []
         shares = list(shares_of(self.path).values())
         return MixedReplay(data, digests, shares, live, self.live, generator(spec.seed, Role.REPLAY, 0), scale)

@@ -97,6 +97,23 @@ def test_live_rows_have_their_share_once_there_are_any(tmp_path: Path) -> None:
         made.update_priorities(found.index, np.ones((64, 2)))
 
 
+def test_shares_of_data_and_live_rows_hold_in_weights_of_prioritized_replay(tmp_path: Path) -> None:
+    """With β = 1 the weights make the mean over a batch that of uniform draws from each part, by the parts' shares."""
+    data = stored(tmp_path, of_all(episodes([200], *CARTPOLE), 1.0), *CARTPOLE)
+    made: MixedReplay[Transitions] = replay(OfDatasets(path=data, live=0.5, size=400), alpha=1.0)
+    live = stored(tmp_path / "live", of_all(episodes([200], *CARTPOLE), 5.0), *CARTPOLE)
+    for batch in as_batches(open_dataset(live).episodes(), CARTPOLE[1], 4):
+        made.append(batch.map(lambda x: np.repeat(x, 2, 1) if x.ndim > 1 else x).torch())
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        found = made.sample(64, beta=1.0)
+        of_live = (found.return_ == 5).numpy()
+        made.update_priorities(found.index, np.where(of_live, np.exp(1.5 * rng.standard_normal(64)), 1.0))
+    batch = made.sample(20_000, beta=1.0)
+    assert float(batch.weight.max()) == 1
+    assert float(batch.weight[batch.return_ == 5].sum() / batch.weight.sum()) == pytest.approx(0.5, abs=0.03)
+
+
 def test_rewards_are_scaled_so_that_returns_span_a_range(tmp_path: Path) -> None:
     one = stored(tmp_path / "a", given := episodes([3, 6], *CARTPOLE), *CARTPOLE)
     other = stored(tmp_path / "b", more := episodes([9, 2], *CARTPOLE, seed=1), *CARTPOLE)
