@@ -28,8 +28,8 @@ from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
-    OffPolicy,
     OffPolicyConfig,
+    QLearning,
     check_feedforward,
     copy_into,
     n_step_replay,
@@ -42,7 +42,6 @@ from rlframe.core.config import choice, count, fraction, number, option, positiv
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
 from rlframe.critics import ImplicitValue, Value
 from rlframe.critics.values import KINDS, of_actions
@@ -167,11 +166,10 @@ class Config(OffPolicyConfig):
         return algo
 
 
-class DQN(OffPolicy):
+class DQN(QLearning):
     """Q-learning from replay, towards a target network that is moved every `target_interval` updates or env_steps."""
 
-    saved = (*OffPolicy.saved, "optimizer", "target", "generator")
-    agent: QAgent
+    saved = (*QLearning.saved, "target")
 
     def __init__(
         self,
@@ -188,11 +186,10 @@ class DQN(OffPolicy):
             ConfigError, ValueError: a number of `config` is out of range.
         """
         c, device = config or Config(), agent.exploration.level.device
-        super().__init__(agent, replay, exploration, n_steps, c, device, () if c.prioritized else ("beta",))
+        super().__init__(agent, replay, exploration, n_steps, c, device, () if c.prioritized else ("beta",), seed)
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
-        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers and fractions
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer])
         self.start_exploring()
 
@@ -203,8 +200,7 @@ class DQN(OffPolicy):
     def draw(self, env_steps: int) -> Transitions:
         """The batch of an update, noise for both networks, and the fractions of implicit quantiles."""
         self.schedules.follow(env_steps)  # the next batch's, if it is prefetched
-        self.target.resample(self.generator)
-        self.agent.model.resample(self.generator)
+        self.resample()
         beta = self.beta(env_steps) if self.config.prioritized else 0.0
         return self.with_fractions(self.replay.sample(self.config.batch_size, beta))
 

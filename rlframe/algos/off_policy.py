@@ -17,6 +17,7 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import AUTO, choice, count, fraction_or_auto, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
+from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Value
@@ -24,6 +25,7 @@ from rlframe.critics.values import KINDS, make_value
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import ObservationNorm
+from rlframe.models.q_network import QModel
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, make_replay, replay
 from rlframe.replay.buffer import Batch, ReaderConfig
@@ -210,6 +212,43 @@ class OffPolicy(FromReplay):
     def counters(self) -> dict[str, float]:
         level = self.exploration.metrics(self.agent.exploration, self.progress.env_steps)
         return {**super().counters(), **level, **self.agent.exploration.counters()}
+
+
+class QLearning(OffPolicy):
+    """Base class of those whose agent has a Q-network, perhaps with noisy layers; subclasses make its `target`."""
+
+    agent: QAgent
+    target: QModel
+    saved: Sequence[str] = (*OffPolicy.saved, "optimizer", "generator")
+
+    def __init__(
+        self,
+        agent: QAgent,
+        replay: Replay,
+        exploration: ExplorationSchedule,
+        n_steps: int,
+        config: Any,
+        device: torch.device,
+        unused: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        """As OffPolicy; `seed`, the run's root seed, decides what updates draw."""
+        super().__init__(agent, replay, exploration, n_steps, config, device, unused)
+        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers, for example
+
+    def start_exploring(self) -> None:
+        super().start_exploring()
+        self.resample()
+
+    def resample(self) -> None:
+        """Draw new noise for the noisy layers of both networks, as before every update."""
+        self.target.resample(self.generator)
+        self.agent.model.resample(self.generator)
+
+    def receive(self, samples: Samples) -> None:
+        super().receive(samples)
+        if not self.progress.updates:  # the next batch gets its own noise all the same
+            self.resample()
 
 
 def replay_of(

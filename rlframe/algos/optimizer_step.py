@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import chz
 import torch
 from torch import Tensor, nn
 
@@ -235,9 +236,15 @@ def make_optimizer_step(
     schedules: Schedules,
     rate: str = "learning_rate",
     units: Units = NO_UNITS,
+    decays: bool = True,
 ) -> OptimizerStep:
-    """A step of these parameters with the optimizer and the learning rate `rate` of the schedules' config."""
-    return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate, units)
+    """A step of these parameters with the optimizer and the learning rate `rate` of the schedules' config.
+
+    `decays`: with its weight decay, if it has one; that is for networks, and would draw a weight of a loss towards 1.
+    """
+    config = schedules.config.optimizer
+    config = config if decays or not hasattr(config, "weight_decay") else chz.replace(config, weight_decay=0.0)
+    return OptimizerStep(config.make(list(parameters)), schedules, rate, units)
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -113,6 +113,7 @@ class PQN(OnPolicy):
         self.exploration = c.make_exploration(batch_spec, n_steps)
         self.exploration.check(agent.exploration)
         self.exploration.apply(agent.exploration, 0)
+        agent.model.resample(self.generator)  # for the first batch
 
     def steps_of_batch(self) -> int:
         return int(self.config.epochs * self.config.minibatches)

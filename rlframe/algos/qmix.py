@@ -24,7 +24,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, check_feedforward, copy_into, interval_steps, joint_replay
+from rlframe.algos.off_policy import QLearning, check_feedforward, copy_into, interval_steps, joint_replay
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
@@ -144,11 +144,10 @@ class Monotonic(Mixer):
         return mixed
 
 
-class QMIX(OffPolicy):
+class QMIX(QLearning):
     """Q-learning of the team's value, whose greedy actions are those of each agent's own value."""
 
-    saved = (*OffPolicy.saved, "optimizer", "mixer", "targets", "generator")
-    agent: QAgent
+    saved = (*QLearning.saved, "mixer", "targets")
 
     def __init__(
         self,
@@ -161,13 +160,13 @@ class QMIX(OffPolicy):
         seed: int = 0,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
-        super().__init__(agent, replay, exploration, n_steps, config or Config(), agent.exploration.level.device)
+        device = agent.exploration.level.device
+        super().__init__(agent, replay, exploration, n_steps, config or Config(), device, seed=seed)
         self.mixer, self.target_tau = mixer.to(self.device), self.schedules.of("target_tau")
         self.networks = nn.ModuleList([agent.model, mixer])
         self.optimizer = make_optimizer_step(self.networks.parameters(), self.schedules)
         self.target, self.target_mixer = copy.deepcopy(agent.model), copy.deepcopy(mixer)
         self.targets = nn.ModuleList([self.target, self.target_mixer]).requires_grad_(False)
-        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer])
         self.start_exploring()
 
@@ -175,8 +174,7 @@ class QMIX(OffPolicy):
         return agents_of(samples)
 
     def update(self) -> UpdateMetrics:
-        self.target.resample(self.generator)
-        self.agent.model.resample(self.generator)
+        self.resample()
         metrics = self.learn(self.replay.sample(self.config.batch_size))
         moves = self.moves.turn(self.config.target_interval)
         self.progress.updates += 1

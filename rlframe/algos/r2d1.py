@@ -26,13 +26,12 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, copy_into, interval_steps, priorities, reading_back
+from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import ExpectedValue
@@ -141,11 +140,10 @@ class Config:
         return R2D1(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
 
 
-class R2D1(OffPolicy):
+class R2D1(QLearning):
     """Double Q-learning on sequences; online and target network start from the same stored state."""
 
-    saved = (*OffPolicy.saved, "optimizer", "target", "generator")
-    agent: QAgent
+    saved = (*QLearning.saved, "target")
     replay: Replay[Sequences]
 
     def __init__(
@@ -161,12 +159,11 @@ class R2D1(OffPolicy):
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
         numbers = torch.device("cpu")  # its schedules are not read by a CUDA graph
-        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), numbers)
+        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), numbers, seed=seed)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
-        self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
         self.start_exploring()
 
@@ -180,8 +177,7 @@ class R2D1(OffPolicy):
                 self.replay.update_priorities(index, self._loss(self.new_rows.read(index))[1])
 
     def update(self) -> UpdateMetrics:
-        self.target.resample(self.generator)
-        self.agent.model.resample(self.generator)
+        self.resample()
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )

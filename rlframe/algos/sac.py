@@ -231,7 +231,7 @@ class SAC(ActorCritic):
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
             make_optimizer_step(self.soft_value.parameters, self.schedules, "critic_learning_rate", critic.units),
             make_optimizer_step(agent.parameters(), self.schedules, units=Units.of(agent.model)),
-            make_optimizer_step(self.temperature.parameters(), self.schedules),
+            make_optimizer_step(self.temperature.parameters(), self.schedules, decays=False),
         ]
         self.learn_critics = updates_of(self._learn_critics, self.schedules, steps[:1])
         self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from rlframe.algos import sac, td3
 from rlframe.critics import Critic, Ensemble
+from rlframe.optimizers import KINDS
 from tests.algos.learners import learner, transitions, updated, write_critic, write_linear
 
 TWO = spaces.Discrete(2)
@@ -90,6 +91,14 @@ def test_the_temperature_rises_below_the_target_entropy_and_falls_above(log_std:
     assert algo.temperature.log.grad.item() == pytest.approx(metrics["entropy"] - -1.0, rel=1e-5)
     moved = algo.temperature.log.item() - math.log(ALPHA)
     assert moved == pytest.approx(3e-4 if rises else -3e-4, rel=1e-2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weight_decay_leaves_the_temperature_to_its_gradient(optimizer: str) -> None:
+    decaying: Any = KINDS[optimizer](weight_decay=1.0)
+    algo = continuous(optimizer=decaying)
+    algo.temperature_optimizer.minimize(0.0 * algo.temperature.log)
+    assert algo.temperature.log.item() == pytest.approx(math.log(ALPHA))
 
 
 def test_a_fixed_temperature_stays() -> None:

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.agents import SquashedGaussian, make_actor_agent, make_policy_agent, make_q_agent
-from rlframe.algos import ddpg, dqn, sac, td3
+from rlframe.algos import ddpg, dqn, pqn, r2d1, sac, td3
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
@@ -103,6 +103,26 @@ def test_a_resumed_run_explores_as_one_that_was_not_stopped(
     greedy = policy.act(observation)
     assert all(np.array_equal(policy.act(observation), greedy) for _ in range(3))
     assert any(not np.array_equal(policy.act(observation, explore=True), greedy) for _ in range(60))
+
+
+@pytest.mark.parametrize(("module", "memory"), [(dqn, "none"), (r2d1, "gru"), (pqn, "none")])
+def test_noisy_layers_explore_before_the_first_update(module: Any, memory: Any) -> None:
+    """Noise is drawn for the first batch, and anew for each that comes before updates begin."""
+    envs = make_envs(EnvConfig("CartPole-v1"), 4, env_seeds(0, Role.ENV, 4))
+    config = module.Config(explore="noisy")
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), memory=memory), 0)
+    algo, sampler = config.make_algorithm(agent, BatchSpec(16, 4), 10_000, 0), SerialSampler(envs, agent, 16)
+    seen: list[torch.Tensor] = []
+    with closing(sampler):
+        for _ in range(2):
+            seen.append(agent.model.noisy_layers[0].noise_in.clone())
+            samples = sampler.collect()
+            noisy, quiet = (agent.model(samples.inputs[:-1], samples.state.memory, scale)[0] for scale in (1.0, 0.0))
+            assert not torch.isclose(noisy, quiet).all()
+            assert torch.equal(noisy.squeeze(-1).argmax(-1), samples.action)
+            algo.receive(samples)
+            sampler.refresh(agent)
+    assert (seen[0] != seen[1]).all() or module is pqn  # which updates after each batch
 
 
 def test_random_first_steps_are_those_before_learning_unless_said_otherwise() -> None:
