@@ -185,13 +185,21 @@ def _of_space(space: Space, values: Any, n: int, name: str) -> Any:
     return map_tree(fitting, values)
 
 
-def open_dataset(name: str | Path) -> Dataset:
+def open_dataset(name: str | Path, key: str = "") -> Dataset:
     """A dataset by its path or id; see `locate`.
 
+    Args:
+        key: that names it, for messages.
     Raises:
         ConfigError: there is none, or its metadata are damaged or of another form.
     """
-    path = locate(str(name))
+    try:
+        return _opened(locate(str(name)))
+    except ConfigError as error:
+        raise ConfigError(f"{key}={name}: {error}" if key else str(error)) from None
+
+
+def _opened(path: Path) -> Dataset:
     if not (path / DATA / METADATA).exists():
         where = f"; datasets are in {path.parent} (python -m rlframe.data list)" if path.parent.is_dir() else ""
         raise ConfigError(f"there is no dataset {path}{where}")

@@ -43,7 +43,7 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     if any(found.get(key) != keys.get(key) for keys in others for key in {**found, **keys} if key not in given):
         here = part_name(experiment.sampler, ROOTS["sampler"]) == "serial"
         found = of_kind[_kind(experiment.env_config(), here)]
-    if experiment.record:  # of rewards as they are
+    if experiment.record or experiment.env_options.reward_clip == "sign":  # of rewards as they are, or are no more
         found = {key: value for key, value in found.items() if key != "env.normalize_reward"}
     if ":" in experiment.model.encoder:  # the user's own, which normalises by itself or not
         found = {key: value for key, value in found.items() if key not in ("model.norm", "model.image_norm")}
@@ -70,7 +70,7 @@ def _of_data(name: str, experiment: Experiment, given: Mapping[str, Any]) -> dic
     Raises:
         ConfigError: there is no such dataset.
     """
-    dataset = open_dataset(name)
+    dataset = open_dataset(name, "algo.replay.path")
     kwargs = dataset.env_kwargs
     known = dataset.env_id in gymnasium.registry and ":" not in dataset.env_id and kwargs is not None
     env = given.get("env", dataset.env_id if known else NO_ENV)

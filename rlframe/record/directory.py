@@ -63,12 +63,16 @@ def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
 
 
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
-    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config."""
+    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
+
+    What the run had chosen for `auto` is no difference.
+    """
     try:
         params = read_json(path)
-        before, resumed = params.get("config", {}), params.setdefault("resumed", [])
-        if not (isinstance(before, dict) and isinstance(resumed, list)):
-            raise ConfigError(f"{path} is damaged: config must be an object and resumed a list")
+        before, chosen, resumed = params.get("config", {}), params.get("chosen", {}), params.setdefault("resumed", [])
+        if not (isinstance(before, dict) and isinstance(chosen, dict) and isinstance(resumed, list)):
+            raise ConfigError(f"{path} is damaged: config and chosen must be objects and resumed a list")
+        before = {key: chosen.get(key, value) if value == "auto" else value for key, value in before.items()}
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}

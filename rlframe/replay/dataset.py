@@ -268,7 +268,7 @@ class OfDatasets(ReplayConfig):
         if (n := current_ranks().world_size) > 1:
             raise ConfigError(f"algo.replay=dataset is for one process that learns, not {n}; use learners=1")
         transform = load_transform(self.transform, "algo.replay.transform")
-        datasets, data, digests = [open_dataset(name) for name in names], [], []
+        datasets, data, digests = [open_dataset(name, "algo.replay.path") for name in names], [], []
         for dataset in datasets:
             check_spaces(dataset, spec.observation_space, spec.action_space, "the environment of this run")
         scale = reward_scale(datasets, transform, self.return_range)

@@ -94,8 +94,9 @@ def test_ppo_normalizes_observations_and_rewards_where_actions_are_continuous(en
     assert (found["model.normalize_observation"], found["env.normalize_reward"]) == (normalizes, normalizes)
 
 
-def test_ppo_records_rewards_as_they_are():
-    found = keys(algo="ppo", env="Pendulum-v1", record="mine-v0")
+@pytest.mark.parametrize("given", [{"record": "mine-v0"}, {"env.reward_clip": "sign"}], ids=str)
+def test_ppo_leaves_rewards_as_they_are_where_they_are_recorded_or_signs(given):
+    found = keys(algo="ppo", env="Pendulum-v1", **given)
     assert found["model.normalize_observation"]
     assert not found["env.normalize_reward"]
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import rlframe
 from rlframe.core.errors import ConfigError
 from rlframe.record import context as logger
 from rlframe.record.context import current_run, logger_context
+from rlframe.record.directory import add_choices
 from rlframe.record.loggers import TensorBoardLogger
 from rlframe.record.metrics import Metrics, collect_in
 from rlframe.record.run import NullRun
@@ -98,18 +100,20 @@ def test_an_existing_run_is_refused_with_the_remedies_and_left_alone(tmp_path: P
 
 
 def test_resuming_continues_the_same_files_from_the_trimmed_step(tmp_path: Path) -> None:
-    with logger_context(tmp_path, config={"lr": 1}, snapshot_mode="all", console=False) as run:
+    config: dict[str, Any] = {"lr": 1, "compile": "auto"}
+    with logger_context(tmp_path, config=config, snapshot_mode="all", console=False) as run:
+        add_choices(tmp_path / "run_0/params.json", {"compile": "false"})
         for step in (10, 20, 30):
             run.log({"env_steps": step, "a": 1.0})
             run.snapshot(lambda step=step: {"n": step}, step)
-    with logger_context(tmp_path, config={"lr": 2}, resume=True, console=False) as run:
+    with logger_context(tmp_path, config={"lr": 2, "compile": "false"}, resume=True, console=False) as run:
         run.trim(20)
         run.log({"env_steps": 30, "a": 2.0})
         assert run.directory == tmp_path / "run_0"
     rows = read_csv(tmp_path / "run_0/progress.csv")[1]
     assert [(row["env_steps"], row["a"]) for row in rows] == [("10", "1.0"), ("20", "1.0"), ("30", "2.0")]
     params = json.loads((tmp_path / "run_0/params.json").read_text())
-    assert params["config"] == {"lr": 1}
+    assert params["config"] == config
     assert [entry["changed"] for entry in params["resumed"]] == [{"lr": 2}]
 
 
