@@ -1,7 +1,6 @@
 """Learning curves for `rlframe.plot`: group run directories into experiments; mean and confidence band over seeds."""
 
 import json
-import math
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ import numpy as np
 from rlframe.analysis.aggregates import CENTERS, interval
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import iter_csv, read_json
+from rlframe.core.files import iter_csv, number_in, read_json
 
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200
@@ -66,20 +65,13 @@ def read_run(directory: Path) -> RunData:
     rows = iter_csv(directory / "progress.csv")
     names, numbers = next(rows, []), array("d")
     for row in rows:
-        numbers.extend(map(_number, row))
+        numbers.extend(map(number_in, row))
     table = np.frombuffer(numbers or b"").reshape(-1, max(1, len(names)))
     columns = dict(zip(map(printable, names), table.T, strict=False))
     config = None
     with suppress(ConfigError):
         config = read_json(directory / "params.json").get("config")
     return RunData(directory, columns, config if isinstance(config, dict) else {})
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell or "nan")
-    except ValueError:
-        return math.nan
 
 
 def find_runs(directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import stat
@@ -235,6 +236,14 @@ def iter_csv(path: Path) -> Iterator[list[str]]:
                 if n_rows > _MAX_ROWS:
                     raise ConfigError(f"{path} has more than {_MAX_ROWS:,} rows, the limit")
                 yield cells
+
+
+def number_in(cell: str) -> float:
+    """The number in a cell of a table; NaN if it is empty or damaged."""
+    try:
+        return float(cell or "nan")  # an exception takes longer, and many cells are empty
+    except ValueError:
+        return math.nan
 
 
 def _cells(line: str) -> list[str]:

@@ -15,7 +15,7 @@ from rlframe.core.errors import ConfigError, naming
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.parts import find_attribute
-from rlframe.core.spaces import channels_last, zeros
+from rlframe.core.spaces import action_parts, channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16, learning_in
 from rlframe.models.base import ModelConfig, with_modes
@@ -86,13 +86,8 @@ def is_image(space: Space) -> bool:
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
-def _has_boards(space: Space, config: ModelConfig) -> bool:
-    """Whether a part is a grid of any size for convolutions: encoder=nature with kernels of its own asks for that."""
-    match space:
-        case spaces.Dict():
-            return any(_has_boards(sub, config) for sub in space.spaces.values())
-        case spaces.Tuple():
-            return any(_has_boards(sub, config) for sub in space.spaces)
+def _is_board(space: Space, config: ModelConfig) -> bool:
+    """Whether it is a grid of any size for convolutions: encoder=nature with kernels of its own asks for that."""
     board = isinstance(space, spaces.Box) and len(space.shape) == 3
     return board and config.encoder == "nature" and bool(config.kernels)
 
@@ -225,7 +220,8 @@ class Encoder(nn.Module):
         self.leaves = nn.ModuleList()
         self.image_leaves = nn.ModuleList()
         self.order: list[bool] = []  # for each leaf: whether it is an image
-        self._add(space, config)
+        for _, part in action_parts(space):
+            self._add(part, config)
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
@@ -236,19 +232,13 @@ class Encoder(nn.Module):
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
 
     def _add(self, space: Space, config: ModelConfig) -> None:
-        match space:
-            case spaces.Dict():
-                for sub in space.spaces.values():
-                    self._add(sub, config)
-            case spaces.Tuple():
-                for sub in space.spaces:
-                    self._add(sub, config)
-            case spaces.Box() if config.encoder != "mlp" and (is_image(space) or _has_boards(space, config)):
-                self.order.append(True)
-                self.image_leaves.append(_convolutions(Image(space), config))
-            case _:
-                self.order.append(False)
-                self.leaves.append(Vector(space))
+        convolves = config.encoder != "mlp" and (is_image(space) or _is_board(space, config))
+        self.order.append(convolves)
+        if convolves:
+            assert isinstance(space, spaces.Box)
+            self.image_leaves.append(_convolutions(Image(space), config))
+        else:
+            self.leaves.append(Vector(space))
 
     def forward(self, observation: Tree) -> Tensor:
         features = self.features(observation)
@@ -316,14 +306,9 @@ def _n_features(cnn: nn.Module) -> int:
 
 def has_images(space: Space) -> bool:
     """Whether any part of an observation space is an image."""
-    match space:
-        case JointSpace():
-            return any(has_images(sub) for sub in space.own.values())
-        case spaces.Dict():
-            return any(has_images(sub) for sub in space.spaces.values())
-        case spaces.Tuple():
-            return any(has_images(sub) for sub in space.spaces)
-    return is_image(space)
+    if isinstance(space, JointSpace):
+        return any(has_images(own) for own in space.own.values())
+    return any(is_image(part) for _, part in action_parts(space))
 
 
 class CustomEncoder(nn.Module):
@@ -363,7 +348,7 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         ConfigError: there is no such encoder, or it does not fit the space.
     """
     config.check_plain_layers()
-    images = has_images(space) or _has_boards(space, config)
+    images = has_images(space) or any(_is_board(part, config) for _, part in action_parts(space))
     if config.encoder in _IMAGE_ENCODERS and not images:
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
     if config.image_norm != "none" and not images:

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, RecordError, naming, qualified_name
-from rlframe.core.files import append, check_in_place, iter_csv, open_to_append, read_regular_file
+from rlframe.core.files import append, check_in_place, iter_csv, number_in, open_to_append, read_regular_file
 from rlframe.core.objects import ObjectName, name_of
 from rlframe.core.parts import find_attribute
 from rlframe.record.directory import FILMS, film_path, replace_file
@@ -149,15 +149,7 @@ def _cell(value: float | str) -> str:
 
 def _step(cells: Mapping[str, str]) -> float:
     """Where a row stands, as `step_of`; NaN if that cell is damaged."""
-    return _float(cells["env_steps"]) or _float(cells.get("updates") or "0")
-
-
-def _float(cell: str) -> float:
-    """The number in a cell; NaN if it is damaged."""
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
+    return number_in(cells["env_steps"]) or number_in(cells.get("updates") or "0")
 
 
 class JsonlLogger(Logger):
@@ -217,7 +209,7 @@ def _number(cell: str) -> float:
     try:
         return int(cell)
     except ValueError:
-        return _float(cell)
+        return number_in(cell)
 
 
 class TensorBoardLogger(Logger):

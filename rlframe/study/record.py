@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import LEAST_BYTES, disk_error, open_regular_file, read_json
+from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json
 from rlframe.record.directory import DirectoryLock, attempts, replace_file, session
 from rlframe.study.plan import PlannedRun
 
@@ -105,16 +105,9 @@ def newest_values(path: Path) -> dict[str, float]:
         return {}
     names, found = next(csv.reader([header.decode()])), dict[str, float]()
     for cells in csv.reader([line.decode(errors="replace") for line in complete[-_ROWS:]]):
-        row = {name: _number(cell) for name, cell in zip(names, cells, strict=False) if cell}
+        row = {name: number_in(cell) for name, cell in zip(names, cells, strict=False) if cell}
         found = {**found, **row, "env_steps": max(found.get("env_steps", 0.0), row.get("env_steps", 0.0))}
     return found
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
 
 
 @dataclass
