@@ -192,11 +192,21 @@ def positive(default: float, doc: str, infinite: bool = False) -> Any:
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, entries_of(text)))
-    except ValueError:
-        raise CastError(f"{text!r} is not a list of whole numbers such as [64,64]") from None
+def _list_of(kind: type, described: str) -> Callable[[str], tuple[Any, ...]]:
+    """A cast of text to a tuple of values of a kind; a CastError says what it should be."""
+
+    def cast(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(map(kind, entries_of(text)))
+        except ValueError:
+            raise CastError(f"{text!r} is not a list of {described}") from None
+
+    return cast
+
+
+_sizes = _list_of(int, "whole numbers such as [64,64]")
+_names = _list_of(str, "names such as [a,b]")
+_decays = _list_of(float, "numbers such as [0.9,0.999]")
 
 
 def sizes(default: tuple[int, ...], doc: str) -> Any:
@@ -209,13 +219,6 @@ def sizes(default: tuple[int, ...], doc: str) -> Any:
         inside(config, name)
 
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(entries_of(text))
-    except ValueError:
-        raise CastError(f"{text!r} is not a list of names such as [a,b]") from None
 
 
 def names(default: tuple[str, ...], doc: str) -> Any:
@@ -244,13 +247,6 @@ def fraction(default: float, doc: str, above: bool = False) -> Any:
 def below_one(default: float, doc: str) -> Any:
     """A field for a number from 0 to below 1."""
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1, below=True))
-
-
-def _decays(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(map(float, entries_of(text)))
-    except ValueError:
-        raise CastError(f"{text!r} is not a list of numbers such as [0.9,0.999]") from None
 
 
 def decays(default: tuple[float, ...], doc: str) -> Any:

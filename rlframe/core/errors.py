@@ -3,7 +3,7 @@
 import functools
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 ONCE = "once"  # attribute of a log record that is not repeated
@@ -82,6 +82,12 @@ class Interrupted(KeyboardInterrupt):
 def pluralize(n: int, noun: str) -> str:
     """A number with its noun: 1 worker, 2 workers."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Lines of cells as text, each column as wide as its longest cell, with its cells at the side < or >."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(format, line, map("{}{}".format, sides, widths))).rstrip() for line in lines]
 
 
 def shortened(text: str, n: int = 200) -> str:

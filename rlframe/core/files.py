@@ -184,6 +184,16 @@ def clear_output(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def write_output(path: Path, text: str) -> None:
+    """Write the file of a command's setting `out`, which `prepare_output` has checked. Raises ConfigError."""
+    try:
+        clear_output(path)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"out={path} cannot be written: {error.strerror}") from None
+
+
 def _is_written_in_place(path: Path) -> bool:
     """Whether it is a pipe or device, also by a link such as /dev/stdout."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import entries_of, nearest
 from rlframe.core.errors import ConfigError, printable, shortened
-from rlframe.core.files import clear_output, prepare_output
+from rlframe.core.files import prepare_output, write_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import choose_snapshot, load_trained
 from rlframe.evaluation.episode_rows import load_episodes
@@ -80,8 +80,4 @@ def _number(words: KeyValues, key: str, default: str) -> float:
 
 def _write(out: Path, found: Sequence[tuple[str, Report]]) -> None:
     facts: list[dict[str, Any]] = [{"run": name, **report.facts()} for name, report in found]
-    try:
-        clear_output(out)
-        out.write_text(json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+    write_output(out, json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n")

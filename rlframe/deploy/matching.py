@@ -10,7 +10,7 @@ from pathlib import Path
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import clear_output, prepare_output
+from rlframe.core.files import prepare_output, write_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.evaluation import matches
@@ -95,8 +95,4 @@ def _write(out: Path, pairs: Sequence[Pair]) -> None:
         for pair in pairs
     ]
     elo = {name: rating for name, (rating, _) in matches.ratings(pairs).items()}
-    try:
-        clear_output(out)
-        out.write_text(json.dumps({"pairs": rows, "elo": elo}, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+    write_output(out, json.dumps({"pairs": rows, "elo": elo}, indent=2) + "\n")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, pluralize, shortened
+from rlframe.core.errors import ConfigError, aligned, pluralize, shortened
 from rlframe.core.struct import map_tree
 from rlframe.data.episodes import Episode
 from rlframe.evaluation.cloning import CloneConfig, cloned_log_prob
@@ -98,9 +98,7 @@ class Report:
         """A line for each method, one for the dataset's own episodes, and what they rest on."""
         shown = [(each.method, *(f"{x:.2f}" for x in (each.value, each.low, each.high))) for each in self._all()]
         rows = [("method", "estimate", "95 % from", "to"), *shown]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-        return "\n".join([*lines, *self.notes()])
+        return "\n".join([*aligned(rows, "<>>>"), *self.notes()])
 
     def _all(self) -> tuple[Estimate, ...]:
         return (*self.estimates, self.played)

@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
-from rlframe.core.errors import ConfigError, PartError, printable, shortened, warn_once
+from rlframe.core.errors import ConfigError, PartError, aligned, printable, shortened, warn_once
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
 from rlframe.core.parts import find_attribute
 from rlframe.core.seeding import Role, generator, seed_int
@@ -259,16 +259,4 @@ def lines(pairs: Sequence[Pair]) -> str:
         rows.append((printable(pair.first), printable(pair.second), *counts, f"{pair.score:.1%}", mean))
     of_players = [("player", "Elo", "score")]
     of_players += [(printable(name), f"{elo:+.0f}", f"{score:.1%}") for name, (elo, score) in ratings(pairs).items()]
-    return f"{_aligned(rows, 2)}\n\n{_aligned(of_players, 1)}"
-
-
-def _aligned(rows: Sequence[Sequence[str]], n_left: int) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = [
-        "  ".join(
-            text.ljust(width) if k < n_left else text.rjust(width)
-            for k, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(texts)
+    return "\n".join([*aligned(rows, "<<>>>>>>"), "", *aligned(of_players, "<>>")])

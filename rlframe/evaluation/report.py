@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import statistics
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import clear_output, iter_csv
+from rlframe.core.errors import ConfigError, aligned, printable
+from rlframe.core.files import iter_csv, write_output
 from rlframe.core.types import Trajectory
 
 RETURN_MEAN = "eval/return_mean"  # what training compares agents by
@@ -126,27 +127,22 @@ def _end(episode: Trajectory) -> str:
 def table(evaluations: Sequence[Evaluation]) -> str:
     """One line for each run."""
     lines = [_HEADER, *(each.cells() for each in evaluations)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
-    return "\n".join("  ".join(text) for text in texts)
+    return "\n".join(aligned(lines, "<" + ">" * (len(_HEADER) - 1)))
 
 
 def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the episodes to FILE.csv, or as JSON to any other file: an object, or with several runs a list of them."""
-    facts = [each.facts() for each in evaluations]
-    try:
-        clear_output(out)
-        if out.suffix != ".csv":
-            out.write_text(json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n", encoding="utf-8")
-            return
-        rows = [row for each in evaluations for row in each.rows()]
-        columns = dict.fromkeys(name for row in rows for name in row)
-        with out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(columns))
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+    if out.suffix != ".csv":
+        facts = [each.facts() for each in evaluations]
+        write_output(out, json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n")
+        return
+    rows = [row for each in evaluations for row in each.rows()]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_output(out, text.getvalue())
 
 
 def logged_return(log: Path, env_steps: int) -> float:

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.record import move_aside, size_and_time
 from rlframe.system import parent_death
-from rlframe.system.signals import SIGNALS
+from rlframe.system.signals import handling
 
 REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
 _STACK_S = 2.0  # time for a hung run to write its stack
@@ -205,8 +205,8 @@ def run_with_retries(run: PlannedRun, retries: int) -> int:
     A failed attempt is followed by at most `retries` others, from its newest snapshot, or from the start if it has
     none. An attempt with wrong settings, or stopped by a signal to this process, is not repeated.
     """
-    command = run.command
-    with _passing_on_signals() as signals:
+    command, signals = run.command, _Signals()
+    with handling(signals.receive):
         for left in reversed(range(retries + 1)):
             status = _attempt(command, signals)
             if status in (0, REFUSED) or signals.received or not left:
@@ -244,19 +244,6 @@ class _Signals:
     def _send(self) -> None:
         while self._pending and self._process:
             self._process.send_signal(self._pending.pop(0))
-
-
-@contextmanager
-def _passing_on_signals() -> Iterator[_Signals]:
-    """Within the block, signals that stop a run go to the process of the attempt. An ignored SIGHUP stays ignored."""
-    signals = _Signals()
-    handled = [each for each in SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, signals.receive) for signum in handled}
-    try:
-        yield signals
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _attempt(command: tuple[str, ...], signals: _Signals) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlframe.analysis.aggregates import interval, mean
 from rlframe.analysis.curves import RunData, read_run
-from rlframe.core.errors import pluralize
+from rlframe.core.errors import aligned, pluralize
 from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.plan import PlannedRun, varied
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, PRUNED, RETURNS, RUNNING, WAITING, Status, StudyProgress
@@ -109,7 +109,7 @@ def _left_s(rows: Sequence[Row], n_slots: int) -> float:
 def format_table(rows: Sequence[Row]) -> str:
     """The rows as text, with the reason below each failed run."""
     lines = [HEADER, *(row.cells() for row in rows)]
-    texts = _aligned(lines, "<" * len(HEADER))
+    texts = aligned(lines, "<" * len(HEADER))
     for index, row in enumerate(rows):
         if row.state == FAILED:
             texts[index + 1] += f"\n  {row.reason}"
@@ -280,13 +280,7 @@ def format_summary(results: Sequence[SettingResult]) -> str:
         failed = str(result.n_failed or "")
         name = result.setting or "all runs"
         lines.append((name, str(len(result.scores)), numbers[0], interval, *numbers[1:], failed))
-    return "\n".join(_aligned(lines, "<>>>>>>"))
-
-
-def _aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Lines of cells as text, each column as wide as its longest cell, with its cells at the side < or >."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(format, line, map("{}{}".format, sides, widths))).rstrip() for line in lines]
+    return "\n".join(aligned(lines, "<>>>>>>"))
 
 
 def summary_csv(results: Sequence[SettingResult]) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.system import worker_main as child_side
 from rlframe.system.shared import Shared, WakeUp, share_zeros
+from rlframe.system.signals import SIGNALS
 
 SLICE_S = 0.2  # interval of checks while waiting for a child
 _CLOSE_S = 2.0  # for a child to exit by itself
@@ -341,7 +342,7 @@ def _start_environment() -> Iterator[None]:
     multiprocessing.resource_tracker.ensure_running()  # its start unblocks signals
     os.environ.update(dict.fromkeys(threads, "1"))
     sys.modules["__main__"] = types.ModuleType("__main__")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, child_side.GROUP_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

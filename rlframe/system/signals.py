@@ -11,7 +11,7 @@ from types import FrameType
 
 from rlframe.core.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or job
 OUT_OF_TIME = 1  # reason of a request by time limit; larger reasons are signals
 _POLL_S = 0.25
 
@@ -84,17 +84,26 @@ def stop_request(
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
+    with handling(request._receive):
+        done, main = threading.Event(), threading.get_ident()
+        if math.isfinite(grace_s):
+            threading.Thread(
+                target=request._enforce_grace, args=(done, main), name="signal grace period", daemon=True
+            ).start()
+        try:
+            yield request
+        finally:
+            done.set()
+
+
+@contextmanager
+def handling(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within the block, `receive` handles SIGNALS; an ignored SIGHUP stays ignored. Only works in the main thread."""
     handled = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, request._receive) for signum in handled}
-    done = threading.Event()
-    if math.isfinite(grace_s):
-        threading.Thread(
-            target=request._enforce_grace, args=(done, threading.get_ident()), name="signal grace period", daemon=True
-        ).start()
+    before = {signum: signal.signal(signum, receive) for signum in handled}
     try:
-        yield request
+        yield
     finally:
-        done.set()
         for signum, handler in before.items():
             signal.signal(signum, handler)
 

@@ -25,13 +25,13 @@ from rlframe.core.errors import ONCE, ReadableError
 from rlframe.system.affinity import pin
 from rlframe.system.parent_death import die_with_writer
 from rlframe.system.shared import Shared, WakeUp
+from rlframe.system.signals import SIGNALS
 
 COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, N_EVENTS, LINES = range(7)  # shared control words
 CONTROL_SIZE = 8
 STOP = -1  # command: exit
 STACK_BYTES = 16 * mmap.PAGESIZE  # for the stack traces of a hung child
 VALUE, LOG, ERROR = range(3)  # kinds of messages to the parent
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or job
 
 Handler = Callable[[int, int], Any]  # (command, argument) -> result or None
 
@@ -177,6 +177,6 @@ def _ignore_group_signals() -> None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
-    for signum in GROUP_SIGNALS:
+    for signum in SIGNALS:
         signal.signal(signum, ignore)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # blocked by the parent during the start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked by the parent during the start
