@@ -77,7 +77,7 @@ class Many(ParallelEnv[str, Any, Any]):
 def _collecting(env: EnvConfig, n: int, stack: ExitStack) -> Unit:
     from rlframe.agents.policy import make_policy_agent
     from rlframe.agents.team import Team
-    from rlframe.core.multi_agent import JointSpace, by_policy
+    from rlframe.core.multi_agent import JointSpace, columns_of
 
     config = serial.Config(batch_T=T, batch_B=n)
     envs = config.make_envs(env, 0, ())
@@ -88,7 +88,7 @@ def _collecting(env: EnvConfig, n: int, stack: ExitStack) -> Unit:
         return lambda: sampler.collect().n_rows
     agent = Team({"shared": make_policy_agent(seen.own["shared"], done.own["shared"], ModelConfig())}, seen, done)
     sampler = stack.enter_context(closing(config.make_sampler(envs, agent, 0)))
-    return lambda: by_policy(sampler.collect())["shared"].n_rows
+    return lambda: columns_of(sampler.collect(), "shared").n_rows
 
 
 def team_sampling(n: int, stack: ExitStack) -> Unit:

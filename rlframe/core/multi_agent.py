@@ -2,7 +2,7 @@
 
 What the agents of an environment observe and do is one Dict, with an entry for each policy, in which its n agents stand
 side by side: [n, ...]. So an environment is a column of a batch, as one with a single agent is. Beside what agents
-observe, their entry says what happened to each in the step before. `by_policy` makes batches of it whose columns are
+observe, their entry says what happened to each in the step before. `columns_of` makes batches of it whose columns are
 agents, which any algorithm learns from: an agent that is dead, has not come yet or waits for its turn is absent there.
 `joint_of` keeps the agents of a policy side by side, for algorithms that learn from all of them together.
 """
@@ -221,15 +221,6 @@ def present(rows: Mapping[str, Any]) -> Any:
     return acts | (rows[VALID] & rows[TRUNCATED] & ~rows[TERMINATED] & ~acts.any(-1)[..., None])
 
 
-def by_policy(samples: Samples) -> dict[str, Samples]:
-    """A batch [T, B] of environments of several agents as one for each policy, [T, B * n], with agents as columns.
-
-    An agent's row is valid if it acted in it. Column b * n + k is agent k of environment b. Arrays are views where
-    possible; `state` of the batch is that of a Team.
-    """
-    return {policy: columns_of(samples, policy) for policy in samples.inputs.observation}
-
-
 def joint_of(samples: Samples, policy: str) -> Samples:
     """A batch [T, B] of environments of several agents with what belongs to one policy, its agents side by side.
 
@@ -263,12 +254,16 @@ def _of_policy(samples: Samples, policy: str) -> Samples:
 
 
 def columns_of(samples: Samples, policy: str) -> Samples:
-    """The batch of one policy as of `by_policy`."""
+    """A batch [T, B] of environments of several agents as that of one policy, [T, B * n], with agents as columns.
+
+    An agent's row is valid if it acted in it. Column b * n + k is agent k of environment b. Arrays are views where
+    possible; `state` of the batch is that of a Team.
+    """
     return agents_of(_of_policy(samples, policy))
 
 
 def agents_of(samples: Samples) -> Samples:
-    """A batch of `joint_of` with agents as columns, as of `by_policy`."""
+    """A batch of `joint_of` with agents as columns, as of `columns_of`."""
     inputs, rows = samples.inputs, samples.inputs.observation
     terminated, valid = rows[TERMINATED][1:], rows[VALID][1:] & samples.valid[..., None]
     cut = samples.truncated[..., None]  # a time limit, or an environment that had to be made again

@@ -185,9 +185,5 @@ class Struct:
 
         return map_tree(torch.as_tensor, self)
 
-    @classmethod
-    def zeros_like(cls, example: Self, lead: tuple[int, ...]) -> Self:
-        return zeros_like(example, lead)
-
 
 _BRANCHES = (Struct, tuple, dict)

@@ -6,19 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from rlframe.core.spaces import ACTION_MASK
 
 _IN_A_ROW = 4
 _DIRECTIONS = ((0, 1), (1, 0), (1, 1), (1, -1))
-
-
-def first_allowed(observation: Any, action_space: Space, rng: np.random.Generator) -> int:
-    """The first action that is allowed, of a Discrete space."""
-    assert isinstance(action_space, spaces.Discrete)
-    masked = isinstance(observation, Mapping) and ACTION_MASK in observation
-    return int(action_space.start) + (int(np.argmax(observation[ACTION_MASK])) if masked else 0)
 
 
 def connect_four_one_ply(observation: Mapping[str, Any], action_space: Space, rng: np.random.Generator) -> int:

@@ -23,7 +23,6 @@ ACTIVATIONS: dict[str, Map] = {
     "elu": F.elu,
     "silu": F.silu,
     "gelu": partial(F.gelu, approximate="tanh"),
-    "none": lambda x: x,
 }
 NORMS = ("none", "layer", "batch", "renorm")
 OF_BATCH = ("batch", "renorm")

@@ -50,7 +50,6 @@ ACTIVATIONS: dict[str, Map] = {  # which may overwrite x
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "silu": lambda x: x * sigmoid(x),
     "gelu": lambda x: x * sigmoid(_GELU * (x + np.float32(0.044715) * x * x * x)),  # F.gelu with approximate="tanh"
-    "none": lambda x: x,
 }
 
 

@@ -320,9 +320,6 @@ class Timers:
         """Wall time of the run in seconds, everything included."""
         return self._before_s + perf_counter() - self._start
 
-    def seconds(self) -> dict[str, float]:
-        return dict(self._seconds)
-
     def fractions(self) -> dict[str, float]:
         """`time/fraction_<part>` since the last `flush`; they sum to less than 1 if no part was active at times."""
         interval = max(perf_counter() - self._interval_start, 1e-9)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe import __version__
-from rlframe.core.errors import ConfigError, SnapshotError, pluralize
-from rlframe.core.errors import RecordError as RecordError
+from rlframe.core.errors import ConfigError, RecordError, SnapshotError, pluralize
 from rlframe.core.files import disk_error, parse_json, read_regular_file, sync, write_file
 from rlframe.record.directory import replace_file
 from rlframe.record.metrics import step_of

@@ -123,7 +123,7 @@ class TestNumpyAndTorch:
 
 class TestZerosLike:
     def test_leading_dimensions_and_dtypes(self) -> None:
-        zeros = Outer.zeros_like(example(()), (5, 4))
+        zeros = zeros_like(example(()), (5, 4))
         assert zeros.x.shape == (5, 4)
         assert zeros.inner.a.shape == (5, 4, 2)
         assert zeros.inner.a.dtype == np.int64
@@ -254,7 +254,7 @@ def test_plain_fields_are_no_leaves_and_survive_every_copy() -> None:
     assert all(isinstance(leaf, np.ndarray) for leaf in leaves(samples))
     tensors = samples.torch()
     copies = [samples.map(np.copy), samples[1:3], tensors, tensors.numpy(), tensors.to("cpu"), tensors[0]]
-    for copy in [*copies, Samples.zeros_like(samples, (2,)), pickle.loads(pickle.dumps(samples))]:
+    for copy in [*copies, zeros_like(samples, (2,)), pickle.loads(pickle.dumps(samples))]:
         assert (copy.n_env_steps, copy.start, copy.stream) == (8, 12, 3)
     write(samples, dataclasses.replace(samples, start=99))
     assert samples.start == 12

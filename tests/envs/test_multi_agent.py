@@ -16,7 +16,7 @@ pytest.importorskip("pettingzoo")
 from rlframe.agents.team import Team
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import JointSpace, PolicyMap, by_policy, observation_of, random_actions
+from rlframe.core.multi_agent import JointSpace, PolicyMap, columns_of, observation_of, random_actions
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
@@ -39,6 +39,10 @@ def team_of(envs: Any) -> Team:
     model = ModelConfig(hidden=(8,))
     agents = {name: ppo.Config().make_agent(own, done.own[name], model, seed=1) for name, own in seen.own.items()}
     return Team(agents, seen, done)
+
+
+def by_policy(samples: Samples) -> dict[str, Samples]:
+    return {name: columns_of(samples, name) for name in samples.inputs.observation}
 
 
 def batches(config: Any, env: EnvConfig, n: int = 3) -> Iterator[dict[str, Samples]]:
