@@ -196,18 +196,15 @@ class Algorithm(ABC):
 class AlgorithmWrapper(Algorithm):
     """Base class of algorithms that change what another one does; what they do not define is the other's."""
 
-    def __init__(self, algo: Any) -> None:
-        """`algo`: an Algorithm."""
+    def __init__(self, algo: Algorithm) -> None:
         self.algo, self.progress = algo, algo.progress
 
     @property
     def unwrapped(self) -> Algorithm:
-        found: Algorithm = self.algo.unwrapped
-        return found
+        return self.algo.unwrapped
 
     def configs(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.algo.configs()
-        return found
+        return self.algo.configs()
 
     def prefetch(self) -> None:
         self.algo.prefetch()
@@ -216,12 +213,10 @@ class AlgorithmWrapper(Algorithm):
         self.algo.receive(samples)
 
     def updates_due(self) -> int:
-        due: int = self.algo.updates_due()
-        return due
+        return self.algo.updates_due()
 
     def n_rows(self) -> int:
-        n: int = self.algo.n_rows()
-        return n
+        return self.algo.n_rows()
 
     def observe_data(self) -> None:
         self.algo.observe_data()
@@ -230,35 +225,28 @@ class AlgorithmWrapper(Algorithm):
         self.algo.check_run(n_steps)
 
     def updates_in(self, n_steps: int, batch_size: int) -> int:
-        n: int = self.algo.updates_in(n_steps, batch_size)
-        return n
+        return self.algo.updates_in(n_steps, batch_size)
 
     def rows_of_step(self, batch_size: int) -> int:
-        n: int = self.algo.rows_of_step(batch_size)
-        return n
+        return self.algo.rows_of_step(batch_size)
 
     def update(self) -> UpdateMetrics:
-        found: UpdateMetrics = self.algo.update()
-        return found
+        return self.algo.update()
 
     def drop_updates(self) -> None:
         self.algo.drop_updates()
 
     def least_exploring(self) -> range:
-        found: range = self.algo.least_exploring()
-        return found
+        return self.algo.least_exploring()
 
     def facts(self) -> dict[str, str]:
-        found: dict[str, str] = self.algo.facts()
-        return found
+        return self.algo.facts()
 
     def counters(self) -> dict[str, float]:
-        found: dict[str, float] = self.algo.counters()
-        return found
+        return self.algo.counters()
 
     def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.algo.state_dict()
-        return found
+        return self.algo.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.algo.load_state_dict(state)

@@ -33,6 +33,8 @@ class Prefetch(AlgorithmWrapper):
     makes the same updates.
     """
 
+    algo: Any  # an Algorithm with what `__init__` asks for
+
     def __init__(self, algo: Any, replay: ReplayBuffer[Transitions]) -> None:
         """`algo`: an Algorithm that learns from `replay` and splits `update` into draw, evaluate, descend and finish,
         and whose `learn` is Compiled.

@@ -193,7 +193,8 @@ class Critic(nn.Module):
             values [k, n, n_atoms] and target [n, N]: of `with_target`.    return_: G [n].
             batch: Transitions.    clip: largest magnitude of a target, a number or a tensor [].
         """
-        return self.value.mean_loss(values, target, return_, batch.bootstrap, batch.weight, clip)
+        loss, _ = self.value.loss(values, target, return_, batch.bootstrap, clip)
+        return (batch.weight * loss).mean(-1).sum()
 
     def _values(self, values: Tensor, *action: Tensor) -> Tensor:
         return values if values.dim() == (3 if action else 4) else values.unsqueeze(-1)

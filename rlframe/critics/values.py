@@ -60,12 +60,6 @@ class Value(ABC):
         taken = of_actions(values, action)
         return *self.loss(taken, target, return_, bootstrap), self.q(taken.detach())
 
-    def mean_loss(
-        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, weight: Tensor, clip: Any
-    ) -> Tensor:
-        """Σ_i mean w ℓ_i [] over the critics of values [k, n, n_atoms]; arguments as in `loss`."""
-        return (weight * self.loss(values, target, return_, bootstrap, clip)[0]).mean(-1).sum()
-
     def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
         """Values [n, n_atoms] of the action that is best in `chooser`; both [n, A, n_atoms]."""
         return of_actions(values, self.q(chooser).argmax(-1))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from gymnasium import Space, spaces
 
 from rlframe.core.files import is_regular_file
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, map_tree
 from rlframe.data.bounds import Room, unpacked_bytes
 from rlframe.data.episodes import Episode
 from rlframe.data.images import decode_images, is_image
@@ -41,9 +41,9 @@ class ArrowColumns:
         trees = [self._tree(_column(table, key), space, room) for key, space in zip(names, self._spaces, strict=True)]
         n = table.num_rows - 1
         found = {key: _numbers(_column(table, key))[:n] for key in ("rewards", "terminations", "truncations")}
-        observations, actions = trees
+        observations, actions = trees[0], map_tree(lambda x: x[:n], trees[1])
         infos = _infos(_column(table, "infos")) if "infos" in table.column_names else {}
-        return {"observations": observations, "actions": _cut(actions, n), **found, "infos": infos}
+        return {"observations": observations, "actions": actions, **found, "infos": infos}
 
     def _table(self, folder: Path, room: Room) -> pa.Table:
         if folder.is_symlink() or not folder.is_dir():
@@ -109,16 +109,6 @@ def _read_parquet(path: Path, room: Room, jpeg: bool) -> pa.Table:
         return file.read(names, use_threads=False)
 
 
-def _form(kind: str) -> Any:
-    return pads.IpcFileFormat() if kind == "arrow" else pads.ParquetFileFormat()
-
-
-def _cut(tree: Tree, n: int) -> Tree:
-    if isinstance(tree, dict):
-        return {key: _cut(x, n) for key, x in tree.items()}
-    return tuple(_cut(x, n) for x in tree) if isinstance(tree, tuple) else tree[:n]
-
-
 def _column(table: pa.Table, name: str) -> Any:
     if name not in table.column_names:
         raise KeyError(f"it lacks {name}")
@@ -170,7 +160,7 @@ def write_arrow(folder: Path, first: int, episodes: Sequence[Episode], kind: str
     new = folder / ".new"
     shutil.rmtree(new, ignore_errors=True)
     codec = None if (kind, compression) == ("arrow", "none") else compression
-    form = _form(kind)
+    form = pads.IpcFileFormat() if kind == "arrow" else pads.ParquetFileFormat()
     options = form.make_write_options(compression=codec)
     tables = [_table_of(episode, first + k) for k, episode in enumerate(episodes)]
     for _, alike in itertools.groupby(tables, lambda table: table.schema):  # what is recorded besides may differ

@@ -112,19 +112,14 @@ def as_batches(
         n += len(parts[-1])
         if n <= T:  # the row after a batch is needed too
             continue
-        rows = _joined(parts)
+        rows: _Rows = _stacked(parts)
         while len(rows) > T:
             yield _batch(rows[:T], rows[T : T + 1], state, start)
             start, rows = start + T, rows[T:]
         parts, n = [rows], len(rows)
     if n:
         last = replace(parts[-1][-1:], first=np.zeros(1, np.bool_))
-        yield _batch(_joined([*parts, *[last] * (T - n) * whole]), last, state, start)
-
-
-def _joined(parts: Sequence[_Rows]) -> _Rows:
-    joined: _Rows = _stacked(parts)
-    return joined
+        yield _batch(_stacked([*parts, *[last] * (T - n) * whole]), last, state, start)
 
 
 def _batch(rows: _Rows, after: _Rows, state: Tree, start: int) -> Samples:

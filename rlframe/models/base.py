@@ -79,13 +79,13 @@ class Model(nn.Module, ABC):
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
 
+    def normalized(self, observation: Tree) -> Tree:
+        """The observation as networks beside this one see it, normalised as for this one."""
+        return observation
+
 
 class PolicyModel(Model):
     """Maps agent inputs to action-distribution parameters and a state value."""
-
-    def normalized(self, observation: Tree) -> Tree:
-        """The observation as critics beside the policy see it, normalised as for the policy."""
-        return observation
 
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:

@@ -48,10 +48,6 @@ class QModel(Model):
             tau: fractions [..., n_atoms] of the quantiles that an implicit network is asked for, or none.
         """
 
-    def normalized(self, observation: Tree) -> Tree:
-        """The observation as networks beside this one see it, normalised as for this one."""
-        return observation
-
     def resample(self, generator: torch.Generator) -> None:
         """Draw new noise for noisy layers."""
 
