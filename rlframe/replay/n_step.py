@@ -1,4 +1,4 @@
-"""Replay of n-step transitions: their returns, and the first priorities of new rows by the errors of acting."""
+"""Replay of transitions: those over n steps, and the first priorities of new rows by the errors of acting."""
 
 from __future__ import annotations
 
@@ -23,8 +23,63 @@ _LONGEST_GAP = 1_000  # absent rows over which returns reach
 _LOOK_BACK = 32  # rows of a device whose returns are computed again after absent rows, which nobody counts there
 
 
+class TransitionConfig(ReaderConfig[Transitions]):
+    """Base class of configs of transitions, any row of which may be a candidate."""
+
+    def spacing(self, T: int) -> int:
+        return 1
+
+    def join(self, parts: list[Transitions]) -> Transitions:
+        joined: Transitions = map_tree(concatenate, *parts)
+        return joined
+
+
+class TransitionReader(Reader[Transitions]):
+    """Base class of readers of transitions, whose subclasses compute what is known of each. Candidates: row indices."""
+
+    _return: Array  # [L, B] G
+    _bootstrap: Array  # [L, B] γ^k; 0 after termination
+    _steps: Array  # [L, B] k, from a row to the one that it bootstraps from; [1, 1] where that is always the next
+
+    def __init__(self, storage: Storage, config: TransitionConfig, prioritized: bool) -> None:
+        ring, memory = storage.ring, storage.memory
+        self._storage, self.config = storage, config
+        # the tree of priorities is on the host
+        self.candidates = Candidates(ring.n_slots, HostMemory(memory.device) if prioritized else memory)
+
+    def read(self, numbers: Array, weight: torch.Tensor) -> Transitions:
+        storage, B = self._storage, self._storage.ring.B
+        rows = storage.memory.own(numbers)
+        at = storage.locate(rows)
+        if len(self._steps) == 1:
+            inputs, next_inputs = storage.inputs_pair(at, storage.locate(rows + B))
+        else:
+            steps = self._steps.reshape(-1).take(at) + 0 * at  # int64
+            inputs, next_inputs = storage.inputs(at), storage.inputs(storage.locate(rows + steps * B))
+        return Transitions(
+            inputs=inputs,
+            action=storage.actions(at),
+            return_=storage.values(self._return, at),
+            bootstrap=storage.values(self._bootstrap, at),
+            next_inputs=next_inputs,
+            weight=weight,
+            index=numbers,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: as_numpy(array[: self._storage.ring.n_used]) for name, array in self._arrays().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, array in self._arrays().items():
+            array[: len(state[name])] = self._storage.memory.own(state[name])
+
+    def _arrays(self) -> dict[str, Array]:
+        """The arrays of its own, by name."""
+        return {"return": self._return, "bootstrap": self._bootstrap, "steps": self._steps}
+
+
 @dataclass(frozen=True)
-class NStep(ReaderConfig[Transitions]):
+class NStep(TransitionConfig):
     """Transitions over up to n rewards. Every valid row is a candidate, except the newest n - 1 per environment.
 
     With `td_priorities` the newest n: of those after them, the Q-value of the bootstrap is known.
@@ -38,32 +93,24 @@ class NStep(ReaderConfig[Transitions]):
         if not 0 <= self.discount <= 1 or not 1 <= self.n <= 255:
             raise ValueError(f"discount={self.discount} must be from 0 to 1, and n={self.n} from 1 to 255")
 
-    def spacing(self, T: int) -> int:
-        return 1
-
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Transitions]:
         return NStepReader(storage, self, T, prioritized)
 
-    def join(self, parts: list[Transitions]) -> Transitions:
-        joined: Transitions = map_tree(concatenate, *parts)
-        return joined
 
-
-class NStepReader(Reader[Transitions]):
-    """Computes a row's n-step return once, when its n steps are complete. The candidates are the row indices.
+class NStepReader(TransitionReader):
+    """Computes a row's n-step return once, when its n steps are complete.
 
     Absent rows are skipped. While an environment is absent, its last transitions bootstrap from the newest row, and
     are computed again when it is back.
     """
 
     def __init__(self, storage: Storage, config: NStep, T: int, prioritized: bool) -> None:
-        self._storage, self.config, self._discount, self._n = storage, config, config.discount, config.n
+        super().__init__(storage, config, prioritized)
+        self._discount, self._n = config.discount, config.n
         self.n_rows = config.n + config.td_priorities
         ring, memory = storage.ring, storage.memory
         held = T + self.n_rows + storage.rows_before + 2
         self._acting = [InitialPriorities(held, ring.B)] if config.td_priorities else []
-        # the tree of priorities is on the host
-        self.candidates = Candidates(ring.n_slots, HostMemory(memory.device) if prioritized else memory)
         self._bootstrap = memory.zeros((ring.L, ring.B), np.float32)
         self._return, self._steps = storage.reward, memory.zeros((1, 1), np.uint8)
         if config.n > 1:
@@ -135,36 +182,15 @@ class NStepReader(Reader[Transitions]):
         waits = (valid & (index == n) & ~whole)[:n_done].any(1)
         return int(waits.byte().argmax()) if waits.any() else n
 
-    def read(self, numbers: Array, weight: torch.Tensor) -> Transitions:
-        storage, B = self._storage, self._storage.ring.B
-        rows = storage.memory.own(numbers)
-        at = storage.locate(rows)
-        if len(self._steps) == 1:
-            inputs, next_inputs = storage.inputs_pair(at, storage.locate(rows + B))
-        else:
-            steps = self._steps.reshape(-1).take(at) + 0 * at  # int64
-            inputs, next_inputs = storage.inputs(at), storage.inputs(storage.locate(rows + steps * B))
-        return Transitions(
-            inputs=inputs,
-            action=storage.actions(at),
-            return_=storage.values(self._return, at),
-            bootstrap=storage.values(self._bootstrap, at),
-            next_inputs=next_inputs,
-            weight=weight,
-            index=numbers,
-        )
-
     def state_dict(self) -> dict[str, Any]:
-        arrays = {name: as_numpy(array[: self._storage.ring.n_used]) for name, array in self._arrays().items()}
         acting = [acting.state_dict() for acting in self._acting]
-        return {**arrays, "gaps": self._gaps, "open": self._open, "acting": acting}
+        return {**super().state_dict(), "gaps": self._gaps, "open": self._open, "acting": acting}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["gaps"]:
             self._expect_gaps()
         self._open = state["open"]
-        for name, array in self._arrays().items():
-            array[: len(state[name])] = self._storage.memory.own(state[name])
+        super().load_state_dict(state)
         for acting, saved in zip(self._acting, state["acting"], strict=True):
             acting.load_state_dict(saved)
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from rlframe.core.struct import Tree, as_numpy, map_tree
-from rlframe.core.types import Array, Samples
+from rlframe.core.struct import Tree, as_numpy
+from rlframe.core.types import Samples
 from rlframe.ops.returns import discounted_return
-from rlframe.replay.arrays import HostMemory, concatenate, read_rows, write_rows
+from rlframe.replay.arrays import read_rows, write_rows
 from rlframe.replay.base import Transitions
-from rlframe.replay.buffer import Reader, ReaderConfig
-from rlframe.replay.select import Candidates
+from rlframe.replay.buffer import Reader
+from rlframe.replay.n_step import TransitionConfig, TransitionReader
 from rlframe.replay.storage import Storage
 
 
 @dataclass(frozen=True)
-class ReturnsToGo(ReaderConfig[Transitions]):
+class ReturnsToGo(TransitionConfig):
     """Transitions to the end of the episode: all its rewards, and what follows where it was truncated.
 
     A row is a candidate once its episode has ended, and those of all environments before it.
@@ -32,30 +30,21 @@ class ReturnsToGo(ReaderConfig[Transitions]):
         if not 0 <= self.discount <= 1:
             raise ValueError(f"discount={self.discount} must be from 0 to 1")
 
-    def spacing(self, T: int) -> int:
-        return 1
-
-    def join(self, parts: list[Transitions]) -> Transitions:
-        joined: Transitions = map_tree(concatenate, *parts)
-        return joined
-
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Transitions]:
         return ReturnsToGoReader(storage, self, prioritized)
 
 
-class ReturnsToGoReader(Reader[Transitions]):
+class ReturnsToGoReader(TransitionReader):
     """Computes the returns of rows once, when the episodes in which they are have ended.
 
-    The candidates are the row indices. A batch costs a look at the rows that wait for an end; in episodes that never
-    end, that is all of them.
+    A batch costs a look at the rows that wait for an end; in episodes that never end, that is all of them.
     """
 
     n_rows = 1
 
     def __init__(self, storage: Storage, config: ReturnsToGo, prioritized: bool) -> None:
-        self._storage, self.config, self._discount = storage, config, config.discount
-        ring, memory = storage.ring, storage.memory
-        self.candidates = Candidates(ring.n_slots, HostMemory(memory.device) if prioritized else memory)
+        super().__init__(storage, config, prioritized)
+        self._discount, ring, memory = config.discount, storage.ring, storage.memory
         self._return, self._bootstrap = (memory.zeros((ring.L, ring.B), np.float32) for _ in range(2))
         self._steps = memory.zeros((ring.L, ring.B), np.int32)  # to the row after the episode's last
 
@@ -97,28 +86,3 @@ class ReturnsToGoReader(Reader[Transitions]):
         write_rows(self._return, time, own(return_[:n_done]))
         write_rows(self._bootstrap, time, own(bootstrap[:n_done]))
         write_rows(self._steps, time, own(steps.astype(np.int32)))
-
-    def read(self, numbers: Array, weight: torch.Tensor) -> Transitions:
-        storage, B = self._storage, self._storage.ring.B
-        rows = storage.memory.own(numbers)
-        at = storage.locate(rows)
-        steps = self._steps.reshape(-1).take(at) + 0 * at  # int64
-        return Transitions(
-            inputs=storage.inputs(at),
-            action=storage.actions(at),
-            return_=storage.values(self._return, at),
-            bootstrap=storage.values(self._bootstrap, at),
-            next_inputs=storage.inputs(storage.locate(rows + steps * B)),
-            weight=weight,
-            index=numbers,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: as_numpy(array[: self._storage.ring.n_used]) for name, array in self._arrays().items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, array in self._arrays().items():
-            array[: len(state[name])] = self._storage.memory.own(state[name])
-
-    def _arrays(self) -> dict[str, Array]:
-        return {"return": self._return, "bootstrap": self._bootstrap, "steps": self._steps}
