@@ -26,7 +26,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back
+from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back, replay_of
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, option, positive
@@ -41,7 +41,7 @@ from rlframe.models.views import check_not_privileged
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import FixedSequence, Replay, ReplayConfig, Sequences, make_replay, replay
+from rlframe.replay import FixedSequence, Replay, ReplayConfig, Sequences, replay
 
 LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,0.02)"}  # 0.4, and 0.4 ** 8
 
@@ -118,19 +118,10 @@ class Config:
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Sequences]:
-        return make_replay(
-            self.replay,
-            agent.observation_space,
-            agent.action_space,
-            batch_spec,
-            FixedSequence(self.burn_in + self.learn_T, self.state_interval),
-            alpha=self.alpha if self.prioritized else 0.0,
-            unique=self.batch_size if self.unique else 0,
-            state=agent.initial_state(range(batch_spec.B)),
-            previous=True,
-            device=agent.exploration.level.device,
-            seed=seed,
-        )
+        reader = FixedSequence(self.burn_in + self.learn_T, self.state_interval)
+        alpha, unique = self.alpha if self.prioritized else 0.0, self.batch_size if self.unique else 0
+        state = agent.initial_state(range(batch_spec.B))
+        return replay_of(self, agent, batch_spec, seed, reader, alpha, state, unique)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
         return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
