@@ -252,6 +252,25 @@ class AlgorithmWrapper(Algorithm):
         self.algo.load_state_dict(state)
 
 
+class Frozen(Algorithm):
+    """Counts what its agent plays, and does not learn: for a policy such as an opponent from another run."""
+
+    saved = ("progress",)
+
+    def __init__(self, config: Any) -> None:
+        """`config`: of the algorithm that made the agent, to be recorded."""
+        self.config, self.progress = config, Progress()
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+
+    def updates_due(self) -> int:
+        return 0
+
+    def update(self) -> UpdateMetrics:
+        return {}
+
+
 def _state_of(part: Any) -> Any:
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state

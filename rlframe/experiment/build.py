@@ -14,9 +14,9 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
+from rlframe.algos.base import Frozen
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.defaults import learns_from, learns_jointly
-from rlframe.algos.frozen import Frozen
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 from rlframe.core.config import AUTO, accepts_auto, nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.parts import Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
-from rlframe.envs.known import registered_envs
+from rlframe.envs import pettingzoo
+from rlframe.envs.make import gives_raw_frames, register_atari
 from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_preset, preset_names
@@ -140,6 +143,14 @@ def _presets() -> list[tuple[str, str]]:
     return [(name, f"{config.get('algo')} on {config.get('env')}") for name, config in configs]
 
 
+def _envs() -> list[tuple[str, str]]:
+    """The ids that Gymnasium and PettingZoo know here, without raw frames, and where each comes from."""
+    register_atari()
+    known = [spec for spec in gymnasium.registry.values() if not gives_raw_frames(spec)]
+    found = [(spec.id, str(spec.vector_entry_point or spec.entry_point).partition(":")[0]) for spec in known]
+    return sorted([*found, *((id_, "pettingzoo, of several agents") for id_ in pettingzoo.known())])
+
+
 def _models() -> list[tuple[str, str]]:
     return [(key.name, f"{key.value} by default: {key.doc}") for key in keys_of(ModelConfig(), "model.")]
 
@@ -160,7 +171,7 @@ def _encoders() -> list[tuple[str, str]]:
 
 KINDS: Mapping[str, Callable[[], list[tuple[str, str]]]] = {
     "algos": lambda: _kinds("rlframe.algos"),
-    "envs": registered_envs,
+    "envs": _envs,
     "presets": _presets,
     "bonuses": lambda: _kinds("rlframe.rewards"),
     "optimizers": lambda: _kinds("rlframe.optimizers"),
