@@ -133,7 +133,24 @@ class NullRun(BaseRun):
     """Used while no run is open."""
 
 
-class SecondaryRankRun(BaseRun):
+class _DirectoryRun(BaseRun):
+    """A run in a directory, of any rank."""
+
+    directory: Path
+
+    def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        try:
+            return str(dump(self.directory, name, state, facts))
+        except OSError as error:
+            _logger.warning("%s cannot be written: %s", name, error)
+            return ""
+
+    def newest_snapshot(self) -> str:
+        found = list_snapshots(self.directory / "snapshot")
+        return str(found[-1]) if found else ""
+
+
+class SecondaryRankRun(_DirectoryRun):
     """The run of a rank other than 0: it only adds its state to snapshots; rank 0 records the rest."""
 
     def __init__(self, directory: Path) -> None:
@@ -144,14 +161,8 @@ class SecondaryRankRun(BaseRun):
         other_ranks(self.directory)
         return None
 
-    def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        return _dump(self.directory, name, state, facts)
 
-    def newest_snapshot(self) -> str:
-        return _newest(self.directory)
-
-
-class Run(BaseRun):
+class Run(_DirectoryRun):
     """An open run. Created and closed by `logger_context`."""
 
     def __init__(
@@ -340,12 +351,6 @@ class Run(BaseRun):
         self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
-    def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        return _dump(self.directory, name, state, facts)
-
-    def newest_snapshot(self) -> str:
-        return _newest(self.directory)
-
     def record_exception(self, error: BaseException) -> None:
         """Write it to debug.log only, with its traceback unless a signal stopped the run; the caller reports it."""
         stopped = isinstance(error, Interrupted)
@@ -373,19 +378,6 @@ class Run(BaseRun):
 def _opened(logger: _W, until: ExitStack) -> _W:
     until.callback(close_logger, logger)
     return logger
-
-
-def _dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-    try:
-        return str(dump(directory, name, state, facts))
-    except OSError as error:
-        _logger.warning("%s cannot be written: %s", name, error)
-        return ""
-
-
-def _newest(directory: Path) -> str:
-    found = list_snapshots(directory / "snapshot")
-    return str(found[-1]) if found else ""
 
 
 def _console(title: str, log_level: str) -> Console:
