@@ -22,16 +22,14 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.on_policy import (
     Batch,
-    OnPolicy,
     OnPolicyConfig,
-    check_minibatches,
+    OnPolicyEpochs,
     check_trace_clips,
     mean_of,
     minibatches,
 )
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.ops.policy_gradient import (
@@ -71,7 +69,7 @@ class Config(OnPolicyConfig):
         return APPO(agent, batch_spec, n_steps, self, seed)
 
 
-class APPO(OnPolicy):
+class APPO(OnPolicyEpochs):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
     saved = ("progress", "optimizer", "rng")
@@ -87,16 +85,8 @@ class APPO(OnPolicy):
         seed: int = 0,
     ) -> None:
         c = config or Config()
-        check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         check_trace_clips(c, n_steps)
-        super().__init__(agent, n_steps, c)
-        self.rng = generator(seed, Role.ALGO)
-
-    def steps_of_batch(self) -> int:
-        return int(self.config.epochs * self.config.minibatches)
-
-    def rows_of_step(self, batch_size: int) -> int:
-        return int(batch_size // self.config.minibatches)
+        super().__init__(agent, batch_spec, n_steps, c, seed)
 
     def update(self) -> UpdateMetrics:
         samples, c = self.samples.pop(), self.config

@@ -21,6 +21,7 @@ from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.schedule import curve
+from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
@@ -96,6 +97,24 @@ class OnPolicy(Algorithm):
 
     def counters(self) -> dict[str, float]:
         return self.schedules.metrics()
+
+
+class OnPolicyEpochs(OnPolicy):
+    """Base class of algorithms that make `epochs` passes over each batch, each in `minibatches` of a new order."""
+
+    def __init__(
+        self, agent: PolicyAgent | QAgent, batch_spec: BatchSpec, n_steps: int, config: Any, seed: int
+    ) -> None:
+        """As `OnPolicy`; `seed`: of the order. Raises ValueError if the minibatches do not divide the batch."""
+        _check_minibatches(config.minibatches, batch_spec, agent.recurrent)
+        super().__init__(agent, n_steps, config)
+        self.rng = generator(seed, Role.ALGO)
+
+    def steps_of_batch(self) -> int:
+        return int(self.config.epochs * self.config.minibatches)
+
+    def rows_of_step(self, batch_size: int) -> int:
+        return int(batch_size // self.config.minibatches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +233,7 @@ def actor_critic_loss(
     return loss, {name: part.detach() for name, part in parts.items()}
 
 
-def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
+def _check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
     """Raise ValueError if `n` minibatches do not divide the batch (its environments, with memory)."""
     what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("sampler.batch_T * batch_B", batch_spec.size)
     if n < 1 or size % n:

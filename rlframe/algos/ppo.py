@@ -20,10 +20,9 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
+from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, make_batch, minibatches, values
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
@@ -129,7 +128,7 @@ class KlPenalty:
         self.factor.copy_(state["factor"])
 
 
-class PPO(OnPolicy):
+class PPO(OnPolicyEpochs):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
     saved = ("progress", "optimizer", "rng", "penalty")
@@ -145,17 +144,8 @@ class PPO(OnPolicy):
         seed: int = 0,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
-        c = config or Config()
-        check_minibatches(c.minibatches, batch_spec, agent.recurrent)
-        super().__init__(agent, n_steps, c)
-        self.rng = generator(seed, Role.ALGO)
+        super().__init__(agent, batch_spec, n_steps, config or Config(), seed)
         self.penalty = KlPenalty(self.optimizer.device)
-
-    def steps_of_batch(self) -> int:
-        return int(self.config.epochs * self.config.minibatches)
-
-    def rows_of_step(self, batch_size: int) -> int:
-        return int(batch_size // self.config.minibatches)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()

@@ -21,10 +21,10 @@ from torch import Tensor
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.on_policy import OnPolicy, check_minibatches, mean_of, order_of_rows
+from rlframe.algos.on_policy import OnPolicyEpochs, mean_of, order_of_rows
 from rlframe.core.config import count
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.seeding import Role, generator, seed_int
+from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import ExpectedValue
@@ -90,7 +90,7 @@ class Rows(Struct):
     valid: Tensor
 
 
-class PQN(OnPolicy):
+class PQN(OnPolicyEpochs):
     """The squared error to Q(λ) returns, in epochs of minibatches over each batch."""
 
     saved = ("progress", "optimizer", "rng", "generator")
@@ -106,20 +106,12 @@ class PQN(OnPolicy):
             ConfigError, ValueError: the agent explores otherwise than `config`; minibatches do not divide the batch.
         """
         c = config or Config()
-        check_minibatches(c.minibatches, batch_spec, agent.recurrent)
-        super().__init__(agent, n_steps, c)
-        self.rng = generator(seed, Role.ALGO)
+        super().__init__(agent, batch_spec, n_steps, c, seed)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.exploration = c.make_exploration(batch_spec, n_steps)
         self.exploration.check(agent.exploration)
         self.exploration.apply(agent.exploration, 0)
         agent.model.resample(self.generator)  # for the first batch
-
-    def steps_of_batch(self) -> int:
-        return int(self.config.epochs * self.config.minibatches)
-
-    def rows_of_step(self, batch_size: int) -> int:
-        return int(batch_size // self.config.minibatches)
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)
