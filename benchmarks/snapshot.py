@@ -69,7 +69,7 @@ def learner(
     agent = config.make_agent(observation, action, ModelConfig(hidden=(256, 256)), 0)
     algo = config.make_algorithm(agent, BatchSpec(T, B), 10**7, 0)
     for batch in islice(batches, replay.size // (T * B) + 1):
-        algo.receive(batch)
+        algo.receive(batch.torch())
     algo.update()
     return Learner(agent, algo, batches)
 
@@ -80,7 +80,7 @@ def measure(made: Learner, folder: Path, following: int, new: int) -> list[dict[
     for number in range(1 + following):
         if number:
             for batch in islice(made.batches, -(-new // (T * B))):
-                made.algo.receive(batch)
+                made.algo.receive(batch.torch())
             made.algo.update()
         start = time.perf_counter()
         retention.save_if_due(

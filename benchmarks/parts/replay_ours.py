@@ -96,7 +96,7 @@ def as_samples(rows: Any, start: int) -> Samples:
         terminated=rows.terminated,
         truncated=rows.truncated,
         valid=rows.valid,
-        info=Samples,  # type: ignore[arg-type]  # replay does not read it
+        info=(),  # type: ignore[arg-type]  # replay does not read it
         state=(),
         final_state=(),
         n_env_steps=int(np.count_nonzero(rows.valid)),
