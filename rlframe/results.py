@@ -29,7 +29,8 @@ usage: python -m rlframe.results VERB ... [key=value ...]
 
 A result file has every evaluation of every seed of one configuration, in columns named as in progress.csv. Beside it,
 FILE.json has the configuration, and for each seed the command, the versions, the machine and the day. Runs that differ
-in more than the seed, threads and compile are refused; a seed that is there already must have the same numbers.
+in more than the seed, threads, compile and when they stop early are refused; a seed that is there already must have the
+same numbers.
 Tables are Markdown; [a, b] is a 95 % interval (stratified percentile bootstrap over the seeds). The end is the last
 evaluation, not the best. `rlframe plot FILE.csv...` draws the curves.
 

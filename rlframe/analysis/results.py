@@ -34,7 +34,7 @@ from rlframe.core.files import clear_output, iter_csv, prepare_output, read_json
 CLOCKS = ("env_steps", "updates", "time/elapsed_s")
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
 _OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run")
-_OF_THE_MACHINE = ("threads", "compile")  # they change how numbers are rounded, and not what is learned
+_ALIKE = ("threads", "compile", "stop", "runner.max_time_s")  # how numbers are rounded, and when a run stops early
 _MOST_NAMED = 8  # keys in a message
 _FINISHED = ("completed", "stopped")  # `stopped`: by a callback, which is part of the config
 
@@ -272,7 +272,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
     (first, one), *others = configs
     for path, other in others:
-        differing = {key: found for key, found in differences([one, other]).items() if key not in _OF_THE_MACHINE}
+        differing = {key: found for key, found in differences([one, other]).items() if key not in _ALIKE}
         if differing:
             each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
             words = ", ".join(each[:_MOST_NAMED])

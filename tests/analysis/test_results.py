@@ -91,8 +91,9 @@ def test_what_does_not_belong_together_is_refused_and_the_file_stays(
     assert read_results(out).measured[-1]["ended"] == "interrupted"
 
 
-def test_runs_may_differ_in_what_only_rounds_otherwise(tmp_path: Path) -> None:
-    runs = [run_dir(tmp_path / str(seed), seed, (1.0, 2.0), threads=1 + seed) for seed in (0, 1)]
+def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [{"threads": 1, "stop": ""}, {"threads": 2, "stop": "env_steps >= 2"}]
+    runs = [run_dir(tmp_path / str(seed), seed, (1.0, 2.0), **others[seed]) for seed in (0, 1)]
     assert set(add_runs(runs, tmp_path / "out.csv", (), "", False).rows) == {0, 1}
 
 
