@@ -87,7 +87,7 @@ def test_the_table_of_the_equal_clock_is_that_of_its_curves() -> None:
 def test_the_figures_of_the_docs_are_drawn_from_files_that_are_there() -> None:
     lines = (RESULTS / "README.md").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     drawn = [plot.parse(shlex.split(line)[3:]) for line in lines if line.startswith("python -m rlframe.plot ")]
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     for options in drawn:
         assert all((ROOT / path).is_file() for path in (*options.dirs, options.out))
 
