@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, Space
 
 from benchmarks.parts.turns import Unit
-from rlframe.algos import cql, dqn, iql, sac, td3, td3_bc
+from rlframe.algos import Algorithm, cql, dqn, iql, sac, td3, td3_bc
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
@@ -21,6 +21,7 @@ from rlframe.experiment.settings import from_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
+from rlframe.replay.make import Stored
 
 UPDATES = 10  # in one unit
 _MODULES: dict[str, Any] = {"sac": sac, "td3": td3, "dqn": dqn, "td3_bc": td3_bc, "iql": iql, "cql": cql}
@@ -34,7 +35,7 @@ class Case:
     algo: str  # its module
     observation_shape: tuple[int, ...]  # of floats; with three numbers, of a stack of frames
     n_actions: int  # numbers of an action, or of choices for dqn
-    hidden: tuple[int, ...]
+    hidden: tuple[int, ...]  # (): those of the preset
     batch_size: int
     rows: int  # in replay
     preset: str = ""  # whose other keys of `algo` and `model` it has
@@ -54,19 +55,7 @@ def updates(case: Case, stack: ExitStack) -> Unit:
     """Updates, sampling included, compiled, in the precision that launch chooses."""
     stack.enter_context(learning_in(choose_precision("auto", torch.device("cpu"))))
     stack.enter_context(compiling(CompileChoice(True)))
-    replay = InMemory(size=case.rows + 100)
-    settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learning_starts": 0}
-    if case.preset:
-        experiment = from_flat(load_preset(case.preset), {"algo.discount": 0.99})  # auto needs an environment
-        critic = chz.replace(experiment.model.critic, hidden=case.hidden)
-        network = chz.replace(experiment.model, hidden=case.hidden, critic=critic)
-        config = chz.replace(experiment.algo, **settings)
-    else:
-        network = ModelConfig(hidden=case.hidden, activation="relu")
-        config = _MODULES[case.algo].Config(**settings)
-    agent = config.make_agent(case.observation_space(), case.action_space(), network, 0)
-    learner = config.make_algorithm(agent, BatchSpec(case.rows, 1), 10**9, 0)
-    learner.receive(random_samples(case))
+    learner = learner_of(case)
 
     def unit() -> int:
         for _ in range(UPDATES):
@@ -74,6 +63,26 @@ def updates(case: Case, stack: ExitStack) -> Unit:
         return UPDATES
 
     return unit
+
+
+def learner_of(case: Case, device: str = "cpu", kind: type[Stored] = InMemory) -> Algorithm:
+    """The algorithm of a case on a device, with replay of a kind, which is full."""
+    replay = kind(size=case.rows + 100)
+    settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learning_starts": 0}
+    if case.preset:
+        experiment = from_flat(load_preset(case.preset), {"algo.discount": 0.99})  # auto needs an environment
+        network = experiment.model
+        if case.hidden:
+            critic = chz.replace(network.critic, hidden=case.hidden)
+            network = chz.replace(network, hidden=case.hidden, critic=critic)
+        config = chz.replace(experiment.algo, **settings)
+    else:
+        network = ModelConfig(hidden=case.hidden, activation="relu")
+        config = _MODULES[case.algo].Config(**settings)
+    agent = config.make_agent(case.observation_space(), case.action_space(), network, 0).to(device)
+    learner = config.make_algorithm(agent, BatchSpec(case.rows, 1), 10**9, 0)
+    learner.receive(random_samples(case))
+    return learner
 
 
 def random_observations(case: Case, n: int) -> np.ndarray:

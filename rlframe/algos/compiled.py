@@ -234,6 +234,8 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
         "cpp_cache_precompile_headers": False,  # a warm start would run the compiler to compare them
         "cpp.dynamic_threads": torch.get_num_threads() > 1,  # the number may change during a run
     }
+    if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
+        patches["loop_ordering_after_fusion"] = False
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)

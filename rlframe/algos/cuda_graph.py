@@ -62,7 +62,7 @@ class Graphed:
 
     def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:
         self.captured = False  # calls are replayed
-        self._learn, self._steps, self._graph = learn, list(steps), graph
+        self.learn, self._steps, self._graph = learn, list(steps), graph
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
@@ -75,21 +75,21 @@ class Graphed:
         if made_for != self._made_for:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
         if self._failed:
-            return self._learn(inputs)
+            return self.learn(inputs)
         if self._n_warm_ups < _WARM_UPS:
             self._n_warm_ups += 1
-            return self._graph.warm_up(lambda: self._learn(inputs))
+            placed = _placed(inputs)  # of the form that is captured, so that a compiler meets it before
+            return self._graph.warm_up(lambda: self.learn(placed))
         if not self.captured and not self._capture(inputs):
-            return self._learn(inputs)
+            return self.learn(inputs)
         return self._replay(inputs)
 
     def _capture(self, inputs: Tree) -> bool:
-        device = next(leaf.device for leaf in leaves(inputs) if isinstance(leaf, Tensor))
-        self._inputs = map_tree(lambda leaf: _place(leaf, device), inputs)
+        self._inputs = _placed(inputs)
         for step in self._steps:
             step.is_captured = True
         try:
-            self._results = self._graph.capture(lambda: self._learn(self._inputs))
+            self._results = self._graph.capture(lambda: self.learn(self._inputs))
             self.captured = True
         except RuntimeError as error:
             self._failed, self._inputs = True, ()
@@ -119,11 +119,16 @@ def _form(leaf: Any) -> Any:
     return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None
 
 
-def _place(leaf: Any, device: torch.device) -> Any:
-    """Fixed memory for a tensor or float; other leaves, such as numbers of rows, do not affect learning."""
-    if isinstance(leaf, float):
-        return torch.full((), leaf, device=device)
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+def _placed(inputs: Tree) -> Tree:
+    """In memory of its own, numbers too; other leaves, such as numbers of rows, do not affect learning."""
+    device = next(leaf.device for leaf in leaves(inputs) if isinstance(leaf, Tensor))
+
+    def place(leaf: Any) -> Any:
+        if isinstance(leaf, float):
+            return torch.full((), leaf, device=device)
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+    return map_tree(place, inputs)
 
 
 class CudaGraph(Graph):
