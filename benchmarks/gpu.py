@@ -111,15 +111,22 @@ def serve(case: Case, sides: Sequence[str], device: str, connection: Connection)
 def table(rates: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Medians: a row a case, a column a side."""
     sides = [side for side in SIDES if any(side in found for found in rates.values())]
-    medians = {case: {side: statistics.median(found) for side, found in each.items()} for case, each in rates.items()}
-    rows = [[case, *(f"{found[side]:,.0f}" if side in found else "-" for side in sides)] for case, found in medians.items()]
+    rows = []
+    for case, found in rates.items():
+        medians = [f"{statistics.median(found[side]):,.0f}" if side in found else "-" for side in sides]
+        rows.append([case, *medians])
     lines = [["updates/s", *sides], *rows]
     return "\n".join("".join(f"{word:>15}" for word in words) for words in lines)
 
 
 def main(
-    device: str = "cuda", only: str = "", sides: str = "", seconds: float = 1.5, rounds: int = 3,
-    small: bool = False, out: Path | None = None,
+    device: str = "cuda",
+    only: str = "",
+    sides: str = "",
+    seconds: float = 1.5,
+    rounds: int = 3,
+    small: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Measure and print."""
     known = all_cases(small)

@@ -33,7 +33,7 @@ def test_units_are_those_that_the_system_lists() -> None:
 def test_auto_is_bf16_where_the_cpu_is_faster_in_it() -> None:
     assert choose_precision("auto", CPU) == ("bf16" if bf16_is_faster() else "fp32")
     assert has_bf16_units() or not bf16_is_faster()
-    assert choose_precision("auto", torch.device("cuda")) == choose_precision("fp32", CPU) == "fp32"
+    assert choose_precision("fp32", CPU) == "fp32"
 
 
 def test_waiting_for_other_processes_does_not_decide_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +53,10 @@ def test_bf16_is_refused_where_it_gains_nothing() -> None:
         choose_precision("bf16", torch.device("cuda"))
 
 
-def test_bf16_is_for_gpus_with_units_for_it_and_auto_leaves_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_for_gpus_with_units_for_it_and_auto_chooses_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlframe.kernels.device.gpu_has_bf16_units", lambda device: device.type == "cuda")
     assert choose_precision("bf16", torch.device("cuda")) == "bf16"
-    assert choose_precision("auto", torch.device("cuda")) == "fp32"
+    assert choose_precision("auto", torch.device("cuda")) == "bf16"
 
 
 @pytest.mark.gpu

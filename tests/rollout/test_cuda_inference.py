@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlframe.algos import dqn, ppo, sac, td3
 from rlframe.core.seeding import Role, env_seeds
-from rlframe.core.struct import map_tree, write
+from rlframe.core.spaces import zeros
+from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
 from rlframe.rollout.inference import CudaInference
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import GpuSampler, SerialSampler
 from tests.samplers.made import agent_for, assert_equal, copied
 
 OBSERVATION, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+CHOICE = spaces.Discrete(3)
 MODELS: list[dict[str, Any]] = [{}, {"memory": "lstm", "feed_back": True}, {"normalize_observation": True}]
 
 
@@ -61,6 +68,47 @@ def check_steps(device: str, model: dict[str, Any], tolerance: float) -> CudaInf
 @pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
 def test_without_a_graph_the_results_are_those_of_agent_step(model: dict[str, Any]) -> None:
     check_steps("cpu", model, 0.0)
+
+
+class OnlyOn(TorchDispatchMode):
+    """Refuses operations whose results are on another device: a CUDA graph cannot have them."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in leaves(found) if isinstance(found, tuple) else [found]:
+            assert not isinstance(x, Tensor) or x.device.type == self.device, f"{func} makes a tensor on the CPU"
+        return found
+
+
+@pytest.mark.parametrize(
+    ("make", "action"),
+    [
+        (ppo.Config(), ACTION),
+        (ppo.Config(), CHOICE),
+        (ppo.Config(explore="gsde"), ACTION),
+        (dqn.Config(), CHOICE),
+        (dqn.Config(explore="noisy", dueling=True), CHOICE),
+        (dqn.Config(value="implicit"), CHOICE),
+        (sac.Config(), ACTION),
+        (sac.Config(), CHOICE),
+        (sac.Config(explore="sample_hold"), ACTION),
+        (td3.Config(), ACTION),
+    ],
+    ids=lambda each: type(each).__module__.rsplit(".", 1)[-1] if hasattr(each, "make_agent") else "",
+)
+def test_acting_makes_no_tensor_elsewhere(make: Any, action: Any) -> None:
+    agent = make.make_agent(OBSERVATION, action, ModelConfig(hidden=(8,)), 0)
+    drawn = map_tree(torch.from_numpy, agent.noise(np.random.default_rng(0), (4,)))
+    inputs = rows(np.random.default_rng(0)).torch()
+    inputs = replace(inputs, prev_action=torch.from_numpy(zeros(action, (4,))))
+    there = [map_tree(lambda x: x.to("meta"), each) for each in (inputs, agent.initial_state(range(4)), drawn)]
+    agent.to("meta")
+    with OnlyOn("meta"):
+        agent.step(*there)
 
 
 @pytest.mark.gpu
