@@ -94,6 +94,16 @@ def test_updates_are_measured_beside_stable_baselines3(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_updates_are_measured_on_a_device(tmp_path: Path) -> None:
+    done = run_python(
+        [sys.executable, "-m", "benchmarks.gpu", "device=cpu", "small=true", "only=td3", "sides=plain|graph, device"],
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert done.stdout.split()[-6:] == ["plain", "graph,", "device", "td3", *done.stdout.split()[-2:]]
+
+
+@pytest.mark.slow
 def test_variants_of_sac_are_measured_beside_it(tmp_path: Path) -> None:
     found = smoke(tmp_path, "crossq,xqc", "updates")
     assert [ratio["asked"] for ratio in found["ratios"]] == [0.7, 0.35]
