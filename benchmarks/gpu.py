@@ -8,9 +8,9 @@ The cases are those of `benchmarks.updates`, and three networks that are large: 
 mujoco/flashsac_halfcheetah, with the widths and batches of the presets, and that of atari/btr_pong. The sides:
 
   cpu             one torch thread, compiled, in the precision that launch chooses
-  plain           on the GPU, each kernel launched from Python
-  graph           CUDA graphs, which launch uses
-  graph, bf16     the same with matrix products in bfloat16
+  plain           on the GPU in fp32, each kernel launched from Python
+  graph           CUDA graphs
+  graph, bf16     the same with matrix products in bfloat16: what launch chooses
   graph, device   the same with replay=device: rows are drawn on the GPU
   compiled        compile=true: torch's compiler makes the kernels that the graph has
 
@@ -63,8 +63,8 @@ def all_cases(small: bool) -> dict[str, Case]:
 
 @contextmanager
 def _as(side: str, device: str) -> Iterator[None]:
-    on = torch.device("cpu" if side == "cpu" else device)
-    precision = choose_precision("bf16" if side.endswith("bf16") else "auto", on)
+    asked = {"cpu": "auto", "graph, bf16": "bf16"}.get(side, "fp32")
+    precision = choose_precision(asked, torch.device("cpu" if side == "cpu" else device))
     with learning_in(precision), compiling(CompileChoice(side in ("cpu", "compiled"))):
         yield
 
