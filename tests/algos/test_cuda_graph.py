@@ -307,6 +307,21 @@ def test_inputs_and_numbers_are_copied_to_where_the_graph_reads_them() -> None:
     assert graph((torch.zeros(2), 0.0))[1] is True
 
 
+def test_what_warms_up_has_the_form_of_what_is_captured() -> None:
+    """Else a compiler would meet a new form in the capture, where it cannot work."""
+    forms = []
+
+    def learn(inputs: Any) -> Any:
+        forms.append([(x.shape, x.stride()) if isinstance(x, Tensor) else x for x in leaves(inputs)])
+        return inputs[0] + inputs[1]
+
+    graph = Graphed(learn, [], PlayedGraph())
+    for i in range(5):
+        graph((torch.zeros(3, 4).T, float(i)))
+    assert len(forms) == 4
+    assert all(form == forms[-1] for form in forms)
+
+
 def test_what_changes_its_shape_is_never_captured() -> None:
     graph = Graphed(Adds(), [], PlayedGraph())
     sizes = lambda i: 1 + i % 2  # noqa: E731
