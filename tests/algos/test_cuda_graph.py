@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlframe.algos import a2c, appo, bc, cql, ddpg, dqn, impala, iql, marwil, pg, ppo, pqn, sac, td3, td3_bc
-from rlframe.algos.cuda_graph import Graphed, graphed
+from rlframe.algos.cuda_graph import graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.device import learning_in
@@ -23,7 +21,7 @@ from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
 from tests.algos.critic_cases import CRITICS
 from tests.algos.learners import LEVEL, collected, learner
-from tests.algos.played import NoLooks, PlayedGraph, as_equations, functions_of, graphs_of, launch, play, steps_of
+from tests.algos.played import NoLooks, as_equations, functions_of, graphs_of, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 from tests.variants import variants
 
@@ -281,77 +279,6 @@ def test_the_noise_of_a_state_from_another_device_follows_from_it(name: str) -> 
         algo.load_state_dict({**algo.state_dict(), "generator": state})
         drawn.append(torch.rand(3, generator=algo.generator).tolist())
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-class Adds:
-    """A function with a place of its own: returns what it was given, times what is there, plus a number."""
-
-    def __init__(self) -> None:
-        self.factor, self.calls = torch.ones(2), 0
-
-    def __call__(self, inputs: tuple[Tensor, float]) -> tuple[Tensor, bool]:
-        self.calls += 1
-        self.factor += 1
-        return inputs[0] * self.factor + inputs[1], True
-
-
-def called(graph: Callable[..., Any], n: int, size: Callable[[int], int] = lambda i: 2) -> list[Tensor]:
-    return [graph((torch.full((size(i),), float(i)), float(10 * i)))[0] for i in range(n)]
-
-
-def test_inputs_and_numbers_are_copied_to_where_the_graph_reads_them() -> None:
-    adds = Adds()
-    graph = Graphed(adds, [], PlayedGraph())
-    assert [x.tolist() for x in called(graph, 7)] == [x.tolist() for x in called(Adds(), 7)]
-    assert adds.calls == 4, "three to warm up and the one that was captured"
-    assert graph((torch.zeros(2), 0.0))[1] is True
-
-
-def test_what_warms_up_has_the_form_of_what_is_captured() -> None:
-    """Else a compiler would meet a new form in the capture, where it cannot work."""
-    forms = []
-
-    def learn(inputs: Any) -> Any:
-        forms.append([(x.shape, x.stride()) if isinstance(x, Tensor) else x for x in leaves(inputs)])
-        return inputs[0] + inputs[1]
-
-    graph = Graphed(learn, [], PlayedGraph())
-    for i in range(5):
-        graph((torch.zeros(3, 4).T, float(i)))
-    assert len(forms) == 4
-    assert all(form == forms[-1] for form in forms)
-
-
-def test_what_changes_its_shape_is_never_captured() -> None:
-    graph = Graphed(Adds(), [], PlayedGraph())
-    sizes = lambda i: 1 + i % 2  # noqa: E731
-    assert [x.tolist() for x in called(graph, 12, sizes)] == [x.tolist() for x in called(Adds(), 12, sizes)]
-    assert not graph.captured
-
-
-def test_another_precision_is_another_graph() -> None:
-    graph = Graphed(Adds(), [], PlayedGraph())
-    called(graph, 5)
-    with learning_in("bf16"):
-        called(graph, 1)
-        assert not graph.captured
-        called(graph, 3)
-        assert graph.captured
-
-
-def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Looks(Adds):
-        def __call__(self, inputs: Any) -> Any:
-            found = super().__call__(inputs)
-            return found if float(inputs[0][0]) >= 0 else (inputs[0], False)
-
-    graph = Graphed(Looks(), [], PlayedGraph())
-    with caplog.at_level(logging.WARNING, "rlframe"):
-        assert [x.tolist() for x in called(graph, 8)] == [x.tolist() for x in called(Adds(), 8)]
-    assert [record.message for record in caplog.records] == [
-        "updates run without a CUDA graph, since they cannot be captured: "
-        "operation not permitted when stream is capturing"
-    ]
 
 
 def test_a_function_that_exchanges_gradients_is_left_as_it_is() -> None:

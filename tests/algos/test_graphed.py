@@ -1,0 +1,87 @@
+"""Graphed: a function that is run a few times, then captured, then replayed from memory of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlframe.algos.cuda_graph import Graphed
+from rlframe.core.struct import leaves
+from rlframe.kernels.device import learning_in
+from tests.algos.played import PlayedGraph
+
+
+class Adds:
+    """A function with a place of its own: returns what it was given, times what is there, plus a number."""
+
+    def __init__(self) -> None:
+        self.factor, self.calls = torch.ones(2), 0
+
+    def __call__(self, inputs: tuple[Tensor, float]) -> tuple[Tensor, bool]:
+        self.calls += 1
+        self.factor += 1
+        return inputs[0] * self.factor + inputs[1], True
+
+
+def called(graph: Callable[..., Any], n: int, size: Callable[[int], int] = lambda i: 2) -> list[Tensor]:
+    return [graph((torch.full((size(i),), float(i)), float(10 * i)))[0] for i in range(n)]
+
+
+def test_inputs_and_numbers_are_copied_to_where_the_graph_reads_them() -> None:
+    adds = Adds()
+    graph = Graphed(adds, [], PlayedGraph())
+    assert [x.tolist() for x in called(graph, 7)] == [x.tolist() for x in called(Adds(), 7)]
+    assert adds.calls == 4, "three to warm up and the one that was captured"
+    assert graph((torch.zeros(2), 0.0))[1] is True
+
+
+def test_what_warms_up_has_the_form_of_what_is_captured() -> None:
+    """Else a compiler would meet a new form in the capture, where it cannot work."""
+    forms = []
+
+    def learn(inputs: Any) -> Any:
+        forms.append([(x.shape, x.stride()) if isinstance(x, Tensor) else x for x in leaves(inputs)])
+        return inputs[0] + inputs[1]
+
+    graph = Graphed(learn, [], PlayedGraph())
+    for i in range(5):
+        graph((torch.zeros(3, 4).T, float(i)))
+    assert len(forms) == 4
+    assert all(form == forms[-1] for form in forms)
+
+
+def test_what_changes_its_shape_is_never_captured() -> None:
+    graph = Graphed(Adds(), [], PlayedGraph())
+    sizes = lambda i: 1 + i % 2  # noqa: E731
+    assert [x.tolist() for x in called(graph, 12, sizes)] == [x.tolist() for x in called(Adds(), 12, sizes)]
+    assert not graph.captured
+
+
+def test_another_precision_is_another_graph() -> None:
+    graph = Graphed(Adds(), [], PlayedGraph())
+    called(graph, 5)
+    with learning_in("bf16"):
+        called(graph, 1)
+        assert not graph.captured
+        called(graph, 3)
+        assert graph.captured
+
+
+def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Looks(Adds):
+        def __call__(self, inputs: Any) -> Any:
+            found = super().__call__(inputs)
+            return found if float(inputs[0][0]) >= 0 else (inputs[0], False)
+
+    graph = Graphed(Looks(), [], PlayedGraph())
+    with caplog.at_level(logging.WARNING, "rlframe"):
+        assert [x.tolist() for x in called(graph, 8)] == [x.tolist() for x in called(Adds(), 8)]
+    assert [record.message for record in caplog.records] == [
+        "updates run without a CUDA graph, since they cannot be captured: "
+        "operation not permitted when stream is capturing"
+    ]
