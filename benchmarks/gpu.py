@@ -1,22 +1,22 @@
-"""How many gradient updates a second a GPU makes: plain, as CUDA graphs, compiled; beside one core of its CPU.
+"""How many gradient updates a second a GPU makes: plain, as CUDA graphs, in bf16, compiled.
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu only=sac,xqc seconds=1 rounds=1 out=gpu.json
+    python -m benchmarks.gpu only=sac,xqc sides=graph,compiled seconds=1 rounds=1 out=gpu.json
     python -m benchmarks.gpu device=cpu small=true     a smoke test; its numbers mean nothing
 
-The cases are those of `benchmarks.updates`, and three networks that are large: those of mujoco/xqc_halfcheetah and
-mujoco/flashsac_halfcheetah, with the widths and batches of the presets, and that of atari/btr_pong. The sides:
+The cases are sac, td3, dqn_cartpole, dqn_atari and crossq as in `benchmarks.updates`, and three large networks: those
+of mujoco/xqc_halfcheetah, mujoco/flashsac_halfcheetah and atari/btr_pong, with the widths and batches of the presets.
+The sides, in fp32 where nothing else is said:
 
-  cpu             one torch thread, compiled, in the precision that launch chooses
-  plain           on the GPU in fp32, each kernel launched from Python
-  graph           CUDA graphs
-  graph, bf16     the same with matrix products in bfloat16: what launch chooses
-  graph, device   the same with replay=device: rows are drawn on the GPU
-  compiled        compile=true: torch's compiler makes the kernels that the graph has
+  plain     each kernel launched from Python
+  graph     CUDA graphs
+  bf16      CUDA graphs with matrix products in bfloat16: what launch chooses
+  device    CUDA graphs with replay=device: rows are drawn on the GPU
+  compiled  compile=true: torch's compiler makes the kernels that the graph has
 
 An update begins with a batch drawn from replay and ends with the targets moved; no environment is stepped. A case is a
 process with one torch thread. All are built at once, each side warmed up; then the cases take turns, one at a time, and
-the sides of a case in every round. A rate is the median over the rounds.
+the sides of a case in every round. A rate is the median over the rounds. Updates on a CPU are for `benchmarks.updates`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ from benchmarks.updates import cases
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.cuda_graph import Graphed
-from rlframe.kernels.device import choose_precision, learning_in
+from rlframe.kernels.device import learning_in
 from rlframe.replay import InMemory, OnDevice
 
 WARM_UP = 20  # updates; graphs are captured after three
-SIDES = ("cpu", "plain", "graph", "graph, bf16", "graph, device", "compiled")
-LONGEST_S = 200.0  # to build a side
-_NOT = {("btr", "cpu")}  # a minute for ten updates
+SIDES = ("plain", "graph", "bf16", "device", "compiled")
+LONGEST_S = 200.0  # for an answer
 
 
 def all_cases(small: bool) -> dict[str, Case]:
@@ -62,21 +61,19 @@ def all_cases(small: bool) -> dict[str, Case]:
 
 
 @contextmanager
-def _as(side: str, device: str) -> Iterator[None]:
-    asked = {"cpu": "auto", "graph, bf16": "bf16"}.get(side, "fp32")
-    precision = choose_precision(asked, torch.device("cpu" if side == "cpu" else device))
-    with learning_in(precision), compiling(CompileChoice(side in ("cpu", "compiled"))):
+def learning_as(side: str) -> Iterator[None]:
+    """Context in which a side learns."""
+    with learning_in("bf16" if side == "bf16" else "fp32"), compiling(CompileChoice(side == "compiled")):
         yield
 
 
 def built(case: Case, side: str, device: str) -> Algorithm:
     """The algorithm of a side, warmed up."""
-    on = "cpu" if side == "cpu" else device
-    algo = learner_of(case, on, OnDevice if side.endswith("device") else InMemory)
+    algo = learner_of(case, device, OnDevice if side == "device" else InMemory)
     if side == "plain":
         for name, graph in [pair for pair in vars(algo).items() if isinstance(pair[1], Graphed)]:
             setattr(algo, name, graph.learn)
-    with _as(side, device):
+    with learning_as(side):
         for _ in range(WARM_UP):
             algo.update()
     return algo
@@ -85,7 +82,7 @@ def built(case: Case, side: str, device: str) -> Algorithm:
 def rate(algo: Algorithm, side: str, device: str, seconds: float) -> float:
     """Updates a second."""
     wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    with _as(side, device):
+    with learning_as(side):
         wait()
         n, start = 0, time.perf_counter()
         while (passed := time.perf_counter() - start) < seconds or not n:
@@ -110,13 +107,37 @@ def serve(case: Case, sides: Sequence[str], device: str, connection: Connection)
 
 def table(rates: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Medians: a row a case, a column a side."""
-    sides = [side for side in SIDES if any(side in found for found in rates.values())]
-    rows = []
-    for case, found in rates.items():
-        medians = [f"{statistics.median(found[side]):,.0f}" if side in found else "-" for side in sides]
-        rows.append([case, *medians])
-    lines = [["updates/s", *sides], *rows]
-    return "\n".join("".join(f"{word:>15}" for word in words) for words in lines)
+    lines = [["updates/s", *next(iter(rates.values()))]]
+    lines += [[case, *(f"{statistics.median(each):,.0f}" for each in found.values())] for case, found in rates.items()]
+    return "\n".join("".join(f"{word:>14}" for word in words) for words in lines)
+
+
+def answer(connection: Connection, name: str) -> Any:
+    """The next answer of a case's process.
+
+    Raises:
+        SystemExit: it has ended, or does not answer in time.
+    """
+    try:
+        if connection.poll(LONGEST_S):
+            return connection.recv()
+    except EOFError:
+        raise SystemExit(f"{name}: its process ended, see above") from None
+    raise SystemExit(f"{name}: no answer within {LONGEST_S:.0f} s; only={name} measures it alone")
+
+
+def started(cases: Mapping[str, Case], sides: Sequence[str], device: str) -> dict[str, Connection]:
+    """A process for each case, with all its sides built."""
+    context, connections = multiprocessing.get_context("spawn"), {}
+    for name, case in cases.items():
+        connections[name], theirs = context.Pipe()
+        context.Process(target=serve, args=(case, sides, device, theirs), daemon=True).start()
+        theirs.close()
+    for name, connection in connections.items():
+        for _ in sides:
+            side, took = answer(connection, name)
+            print(f"{name}, {side}: ready after {took:.1f} s", flush=True)
+    return connections
 
 
 def main(
@@ -129,30 +150,15 @@ def main(
     out: Path | None = None,
 ) -> None:
     """Measure and print."""
-    known = all_cases(small)
-    names = chosen(only, known)
-    wanted = [side for side in SIDES if side in (sides.split("|") if sides else SIDES)]
-    context, connections = multiprocessing.get_context("spawn"), {}
-    own = {name: [side for side in wanted if (name, side) not in _NOT] for name in names}
-    for name in names:
-        connections[name], theirs = context.Pipe()
-        context.Process(target=serve, args=(known[name], own[name], device, theirs), daemon=True).start()
-        theirs.close()
-    for name, connection in list(connections.items()):
-        try:
-            for _ in own[name]:
-                if not connection.poll(LONGEST_S):
-                    raise EOFError
-                side, took = connection.recv()
-                print(f"{name}, {side}: ready after {took:.1f} s", flush=True)
-        except EOFError:
-            print(f"{name}: could not be built, see above", flush=True)
-            del connections[name]
-    rates: dict[str, dict[str, list[float]]] = {name: {side: [] for side in own[name]} for name in connections}
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit(f"device={device}: there is no GPU; device=cpu small=true is a smoke test")
+    known, wanted = all_cases(small), chosen(sides, SIDES, "sides")
+    connections = started({name: known[name] for name in chosen(only, known)}, wanted, device)
+    rates: dict[str, dict[str, list[float]]] = {name: {side: [] for side in wanted} for name in connections}
     for _ in range(1 if small else rounds):
         for name, connection in connections.items():
             connection.send(0.01 if small else seconds)
-            for side, found in connection.recv().items():
+            for side, found in answer(connection, name).items():
                 rates[name][side].append(found)
     for connection in connections.values():
         connection.send(0.0)

@@ -143,8 +143,8 @@ class Choice(ActorPolicy):
     def log_prob(self, params: Any, action: Any, random: Any, xp: Any) -> Any:
         logits = self._logits(params, random, xp)
         size = xp.exp(logits - xp.amax(logits, -1)[:, None]).sum(-1)
-        taken = np.take_along_axis if xp is np else torch.take_along_dim
-        return taken(logits, action[:, None], -1)[:, 0] - xp.amax(logits, -1) - xp.log(size)
+        rows = np.arange(len(action)) if xp is np else torch.arange(len(action), device=action.device)
+        return logits[rows, action] - xp.amax(logits, -1) - xp.log(size)
 
     def _logits(self, params: Any, random: Any, xp: Any) -> Any:
         logits = params * (1 - random)

@@ -48,7 +48,8 @@ def test_waiting_for_other_processes_does_not_decide_for_bf16(monkeypatch: pytes
     assert not bf16_is_faster.__wrapped__()
 
 
-def test_bf16_is_refused_where_it_gains_nothing() -> None:
+def test_bf16_is_refused_on_a_gpu_without_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlframe.kernels.device.gpu_has_bf16_units", lambda device: False)
     with pytest.raises(ConfigError, match="precision=bf16 is not supported on device=cuda; use precision=auto or fp32"):
         choose_precision("bf16", torch.device("cuda"))
 

@@ -12,11 +12,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlframe.algos import dqn, ppo, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.spaces import zeros
-from rlframe.core.struct import leaves, map_tree, write
+from rlframe.core.struct import map_tree, write
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
@@ -79,7 +80,7 @@ class OnlyOn(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        for x in leaves(found) if isinstance(found, tuple) else [found]:
+        for x in tree_leaves(found):
             assert not isinstance(x, Tensor) or x.device.type == self.device, f"{func} makes a tensor on the CPU"
         return found
 
