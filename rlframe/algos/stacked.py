@@ -29,7 +29,7 @@ from rlframe.system.meeting import Meeting
 Run = Callable[..., Sequence[Tensor]]
 
 REMEDY = "run them one by one: leave stack=true out"  # for what cannot be stacked
-_IN_PLACE = ("clamp_", "lerp_")  # operations that vmap has a rule for only where their result is a new tensor
+_IN_PLACE = ("clamp_", "lerp_", "scatter_")  # vmap has rules for them only where the result is new
 
 _log = logging.getLogger("rlframe")
 
@@ -154,7 +154,7 @@ class _Mapped:
             torch.stack(tensors, out=place)
         with torch.no_grad(), flushing_denormals():
             found = self._run(*self._given, *self._state)
-        return [*zip(*(x.unbind() for x in found), strict=True)]
+        return [*zip(*(x.unbind() for x in found), strict=True)] or [()] * len(brought)
 
 
 def mapped_graph(graph: Any, examples: Sequence[Tensor]) -> Any:

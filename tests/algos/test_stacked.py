@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rlframe.algos.recorded import NotCompiled
-from rlframe.algos.stacked import mapped_graph
+from rlframe.algos.stacked import _Mapped, mapped_graph
 
 
 def update(x: Tensor, weight: Tensor, target: Tensor) -> list[Tensor]:
@@ -14,7 +14,8 @@ def update(x: Tensor, weight: Tensor, target: Tensor) -> list[Tensor]:
     torch._foreach_add_([weight, target], [x.mean(), x.sum()])
     torch._foreach_lerp_([target], [weight], 0.25)
     target.clamp_(max=1.5)
-    return [x @ weight]
+    order = x.new_zeros(4).scatter_(0, weight.argsort(), weight)
+    return [x @ order]
 
 
 def test_a_mapped_update_does_for_each_run_what_its_own_does() -> None:
@@ -26,6 +27,18 @@ def test_a_mapped_update_does_for_each_run_what_its_own_does() -> None:
     torch.testing.assert_close(found, torch.stack(results))
     torch.testing.assert_close(weight, torch.stack([each[1] for each in own]))
     torch.testing.assert_close(target, torch.stack([each[2] for each in own]))
+
+
+def test_an_update_without_results_has_none_for_each_run() -> None:
+    seen, total = torch.arange(6.0).reshape(3, 2), torch.zeros(3)
+
+    def run(x: Tensor, state: Tensor) -> list[Tensor]:
+        state += x.sum(-1)
+        return []
+
+    mapped = _Mapped(run, [seen.clone()], [total])
+    assert mapped([(x,) for x in seen]) == [(), (), ()]
+    assert total.tolist() == [1.0, 5.0, 9.0]
 
 
 def test_an_operation_without_a_rule_is_an_error_instead_of_a_loop() -> None:

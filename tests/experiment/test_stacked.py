@@ -25,6 +25,9 @@ SAC |= {"algo.replay_ratio": "16", "runner.n_steps": "40", "runner.log_interval_
 TD3 = {**SAC, "algo": "td3"}
 DQN = {**SAC, "algo": "dqn", "env": "CartPole-v1", "sampler.batch_B": "2", "sampler.batch_T": "1"}
 DQN |= {"algo.target_interval": "3"}
+CROSSQ = {**SAC, "model.norm": "renorm", "algo.target_critics": "false", "algo.policy_interval": "3"}
+A2C = {"algo": "a2c", "env": "CartPole-v1", "sampler.batch_T": "5", "sampler.batch_B": "2", "runner.n_steps": "100"}
+IMPALA = {**A2C, "algo": "impala"}
 
 
 def numbers(tree: Any) -> list[np.ndarray]:
@@ -47,7 +50,11 @@ def saved(run: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [PPO, SAC, TD3, DQN], ids=["ppo", "sac", "td3", "dqn"])
+@pytest.mark.parametrize(
+    "words",
+    [PPO, A2C, IMPALA, SAC, CROSSQ, TD3, DQN],
+    ids=["ppo", "a2c", "impala", "sac", "crossq", "td3", "dqn"],
+)
 def test_each_seed_learns_what_it_learns_alone(tmp_path: Path, words: dict[str, str]) -> None:
     words = {**words, **SHORT}
     for outcome in train_stack(read_stack({**words, "log_dir": str(tmp_path / "stack")}, ["3", "8"])):
