@@ -121,9 +121,8 @@ class MADDPG(ddpg.DDPG):
         return {**rows, OBSERVATION: self.agent.model.normalized(rows[OBSERVATION])}
 
     def _action(self, actor: Actor, observation: Tree) -> Tensor:
-        own = observation[OBSERVATION]
-        action: Tensor = unflat(super()._action(actor, flat(own)), observation[VALID].shape[1])
-        return action
+        own = unflat(super()._action(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
+        return where_present(own, present(observation))
 
     def _actor_loss(self, q: Tensor, action: Tensor, action_of_data: Tensor) -> Tensor:
         """-mean Q + c mean u²,  a = tanh u: actions that are no good any more keep a gradient."""

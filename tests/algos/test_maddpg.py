@@ -130,6 +130,23 @@ def test_agents_that_are_gone_change_no_value() -> None:
     assert not torch.equal(q, algo.critic.q(inputs_at([0, 1, 2]).observation, action))
 
 
+def test_agents_that_are_gone_are_taught_no_action() -> None:
+    algo = made(transitions(4), policy_penalty=100.0)
+    rows = inputs_at([0, 1, 2], valid=torch.tensor([True, False]).expand(3, 2)).observation
+    seen = rows["observation"]
+
+    def gradient(states: Tensor) -> Tensor:
+        now = {**rows, "observation": {**seen, "observation": states}}
+        action = algo._action(algo.agent.model, now)
+        loss = algo._actor_loss(algo.critic.q(now, action), action, torch.zeros(3, 2, 1))
+        parameters = list(algo.agent.parameters())
+        return torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters, materialize_grads=True)])
+
+    found = gradient(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    assert (found != 0).any()
+    torch.testing.assert_close(gradient(torch.tensor([[0, 2], [1, 2], [2, 2]])), found)
+
+
 def test_critics_see_the_state_in_place_of_observations() -> None:
     space = spaces.Dict({"observation": spaces.Discrete(3), "privileged": spaces.Box(-1, 1, (2,))})
     config = maddpg.Config()
