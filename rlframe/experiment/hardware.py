@@ -75,7 +75,8 @@ def resolve(
     affinity = replace(affinity, workers=tuple(workers[i % len(workers)] for i in range(n_workers)))
     experiment = chz.replace(experiment, sampler=experiment.sampler.with_workers(n_workers))
     if experiment.eval.n_workers == AUTO:
-        experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
+        splits = can_split(experiment.eval_env_config(), experiment.eval.n_envs)
+        experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers if splits else 0))
     if experiment.threads == AUTO and 1 <= threads <= affinity.threads:
         reason = f"learning: {pluralize(threads, 'thread')}, as before"
         affinity, notes = replace(affinity, threads=threads), (*notes, reason)

@@ -66,6 +66,16 @@ def test_workers_follow_from_the_affinity_and_never_exceed_the_environments() ->
     assert resolved.experiment.eval.n_workers == 3
 
 
+def test_evaluation_is_split_over_workers_only_where_that_changes_no_episode() -> None:
+    def n_workers(n_envs: int) -> int:
+        asked = experiment("env=CartPole-v1", "sampler=cpu", "sampler.n_workers=2", f"eval.n_envs={n_envs}")
+        n_workers: int = hardware.resolve(asked).experiment.eval.n_workers
+        return n_workers
+
+    assert n_workers(8) == 0  # a native vector environment, whose environments share one generator
+    assert n_workers(4) == 2
+
+
 def test_nothing_is_auto_afterwards() -> None:
     resolved = hardware.resolve(experiment("sampler=cpu")).experiment
     assert AUTO not in (resolved.sampler.n_workers, resolved.eval.n_workers)
