@@ -143,7 +143,7 @@ def _shown(value: Any) -> str:
 def _is_plain(key: str, value: Any) -> bool:
     key = _POLICY.sub("", key)
     if key == "agents.global_state":
-        return value in ("", "true", "false")
+        return str(value).lower() in ("", "true", "false")
     if _AGENTS.fullmatch(key):
         return all(_PATTERN.fullmatch(text) for text in _texts(value))
     if key in ("env", "eval.env"):

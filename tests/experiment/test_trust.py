@@ -142,6 +142,7 @@ def test_a_value_on_the_command_line_is_never_evaluated() -> None:
             "stop": "updates > 9 or env_steps > 1",
         },
         {"env": "HalfCheetah-v5", "env_kwargs.xml_file": "half_cheetah.xml", "init": "/else/run_0"},
+        {"env": "mpe2/simple_spread_v3", "agents.global_state": True},
     ],
 )
 def test_configs_of_built_in_parts_need_no_trust(words: dict[str, Any]) -> None:
