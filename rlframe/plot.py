@@ -19,6 +19,7 @@ from rlframe.analysis.curves import (
     PlotError,
     RunData,
     SeedGroup,
+    choose_x,
     choose_y,
     make_curve,
 )
@@ -41,7 +42,7 @@ A search (a study with search.KEY=) is drawn as the scores of its trials in orde
 scores along each key; DIR/trial_* draws the curves of its trials. It takes out=, bound= and title=.
 
   out=curves.png           the image file; its suffix sets the format (png, pdf, svg)
-  x=env_steps              env_steps | updates | elapsed (wall time)
+  x=env_steps              env_steps | updates | elapsed (wall time); by default updates if all learned from data alone
   y=eval/return_mean       any column of progress.csv; episode/return_mean if there was no evaluation
   labels=a,b               one label per curve, in the order of the DIRs
   smooth=1                 moving average over this many rows of each run
@@ -65,13 +66,17 @@ class PlotOptions:
 
     dirs: tuple[Path, ...]
     out: Path = Path("curves.png")
-    x: str = "env_steps"
+    x: str = ""  # decided by what the runs learned from
     y: str = "eval/return_mean"
     labels: tuple[str, ...] = ()
     smooth: int = 1  # rows
     center: str = "mean"
     bound: float = math.nan  # nan: no line
     title: str = ""
+
+    def decided(self, experiments: Sequence[SeedGroup]) -> "PlotOptions":
+        """With an x, and a y that the experiments have."""
+        return replace(self, x=self.x or choose_x(experiments), y=choose_y(experiments, self.y))
 
 
 def parse(arguments: Sequence[str]) -> PlotOptions:
@@ -104,7 +109,7 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
-def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: str) -> None:
+def draw(curves: Sequence[LearningCurve], options: PlotOptions, title: str) -> None:
     """Draw the curves into `options.out`; raises PlotError without matplotlib or if the file cannot be written."""
     figure = new_figure()
     from matplotlib.ticker import EngFormatter  # an optional extra
@@ -122,7 +127,7 @@ def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: s
         axes.fill_between(x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
     if math.isfinite(options.bound):
         axes.axhline(options.bound, color="0.35", linewidth=1.0, linestyle=(0, (5, 3)), label=f"{options.bound:g}")
-    axes.set(title=title, xlabel=x_label, ylabel=y)
+    axes.set(title=title, xlabel=x_label, ylabel=options.y)
     axes.grid(True, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -170,11 +175,10 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
         draw_search(read_search(search.dirs[0]), search)
         return search.out
     found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
-    chosen = replace(PlotOptions((), y=y), **checked)
+    chosen = replace(PlotOptions((), y=y), **checked).decided(found)
     prepare_output(chosen.out, "out")
-    y = choose_y(found, y)
-    curves = [make_curve(each, X_COLUMNS[chosen.x], y, chosen.smooth, chosen.center) for each in found]
-    draw(curves, chosen, y, printable(chosen.title))
+    curves = [make_curve(each, X_COLUMNS[chosen.x], chosen.y, chosen.smooth, chosen.center) for each in found]
+    draw(curves, chosen, printable(chosen.title))
     return chosen.out
 
 
@@ -198,16 +202,16 @@ def _plot(arguments: Sequence[str]) -> int:
     if len(options.dirs) == 1 and (options.dirs[0] / SEARCH_JOURNAL).is_file():
         return _plot_search(options)
     experiments = find_curves(options.dirs, options.labels)
-    y = choose_y(experiments, options.y)
+    options = options.decided(experiments)
     x_column = X_COLUMNS[options.x]
-    curves = [make_curve(each, x_column, y, options.smooth, options.center) for each in experiments]
+    curves = [make_curve(each, x_column, options.y, options.smooth, options.center) for each in experiments]
     envs = {str(run.config.get("env", "")) for experiment in experiments for run in experiment.runs}
     title = options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label
-    draw(curves, options, y, printable(title))
+    draw(curves, options, printable(title))
     for curve in curves:
         band = f" [{curve.low[-1]:,.1f}, {curve.high[-1]:,.1f}]" if curve.n_seeds > 1 else ""
         end = f"at {x_column} {curve.x[-1]:,.0f}, {pluralize(curve.n_seeds, 'seed')}"
-        print(printable(f"{curve.label}: {y} {curve.center[-1]:,.1f}{band} {end}"))
+        print(printable(f"{curve.label}: {options.y} {curve.center[-1]:,.1f}{band} {end}"))
     print(options.out)
     return 0
 

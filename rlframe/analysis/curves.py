@@ -157,6 +157,13 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {key: values for key, values in texts.items() if len(set(values)) > 1}
 
 
+def choose_x(experiments: Sequence[SeedGroup]) -> str:
+    """env_steps, or updates if no run has made an env_step: they learned from data alone."""
+    runs = [run.columns for experiment in experiments for run in experiment.runs]
+    played = any((columns.get("env_steps", np.zeros(1)) > 0).any() for columns in runs)
+    return "env_steps" if played or not all("updates" in columns for columns in runs) else "updates"
+
+
 def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
     """`y`, or its fallback (with a warning) if a run has no `y`; raises PlotError if a run has neither."""
     runs = [run for experiment in experiments for run in experiment.runs]

@@ -48,6 +48,17 @@ def test_a_study_is_drawn_with_one_curve_per_experiment(
     assert lines[-1] == str(out)
 
 
+def test_runs_that_learned_from_data_alone_are_drawn_over_updates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "bc", [10.0, 500.0], [0, 0])
+    table = (run / "progress.csv").read_text().splitlines()
+    rows = [f"{line},{name}" for line, name in zip(table, ("updates", "0", "2000"), strict=True)]
+    (run / "progress.csv").write_text("\n".join(rows) + "\n")
+    assert main([str(run), f"out={tmp_path / 'curves.png'}"]) == 0
+    assert "eval/return_mean 500.0 at updates 2,000" in capsys.readouterr().out
+
+
 def test_runs_given_one_by_one_are_seeds_of_one_experiment(study: Path) -> None:
     (experiment,) = find_experiments(sorted((study / "ppo").iterdir()), ())
     assert (experiment.label, len(experiment.runs)) == ("ppo", 3)
