@@ -135,6 +135,8 @@ env.normalize_reward=yes -> env.normalize_reward=yes: write true or false
 experiment=nothere.yaml -> experiment=nothere.yaml: no such file
 learning_rate=1 -> did you mean algo.learning_rate?
 n_steps=100 -> did you mean runner.n_steps?
+n_step=100 -> did you mean runner.n_steps?
+n_envs=4 -> did you mean sampler.batch_B or eval.n_envs?
 algo=dqn algo.buffer_size=3 -> did you mean algo.replay.size?
 env=PongNoFrameskip-v4 -> gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5
 env=ale_py:PongNoFrameskip-v4 -> gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5

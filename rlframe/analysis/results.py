@@ -150,6 +150,8 @@ def read_results(path: Path) -> Results:
     Raises:
         ConfigError: one of them is missing, damaged, or has another form.
     """
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist")
     if path.suffix != ".csv" or not path.is_file():
         raise ConfigError(f"{path} is not a result file; they end with .csv and are made by: rlframe results add")
     lines = iter_csv(path)

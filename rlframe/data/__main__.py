@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
@@ -122,7 +123,10 @@ def _filter(names: list[str], words: KeyValues) -> None:
         words.count("min_length", 0),
         _number(words, "max_length", math.inf),
     )
-    _write(_new(dataset, words, ""), filter(limits.keep, dataset.episodes()))
+    kept = filter(limits.keep, dataset.episodes())
+    if (first := next(kept, None)) is None:
+        raise ConfigError(f"{names[0]} has no episode within these limits; python -m rlframe.data describe shows them")
+    _write(_new(dataset, words, ""), chain([first], kept))
 
 
 def _convert(names: list[str], words: KeyValues) -> None:

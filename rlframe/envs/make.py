@@ -261,7 +261,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     if rest not in gymnasium.registry:
         raise ConfigError(
             f"env={id_} is not registered with Gymnasium{nearest(rest, gymnasium.registry)}; "
-            f"write package:Id-v0 for another package's id"
+            f"write package:Id-v0 for another package's id, or module:callable for an environment of your own"
         )
     return gymnasium.registry[rest]
 
@@ -391,6 +391,9 @@ def _make_checked(target: Target, creator: Any, make: partial[Any], config: EnvC
         env = make_multi_agent(env, config.policies, config.options, id_)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a gymnasium.Env")
+    for name in ("observation_space", "action_space"):
+        if not hasattr(env, name):
+            raise ConfigError(f"env={id_} has no {name}; set it in the environment's constructor")
     if MADE in vars(env.unwrapped):
         raise ConfigError(
             f"env={id_} gives the same environment again; write a function that makes a new one at each call, or give "

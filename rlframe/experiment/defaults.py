@@ -59,7 +59,7 @@ def _source(experiment: Experiment) -> str:
 def _only_data(experiment: Experiment) -> str:
     """The dataset that an algorithm learns from without a sampler; empty if it learns from experience too."""
     replay = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
-    if not isinstance(replay, OfDatasets) or replay.is_live() or not replay.path:
+    if not isinstance(replay, OfDatasets) or replay.is_live():
         return ""
     return replay.names()[0]
 

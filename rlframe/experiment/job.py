@@ -116,7 +116,9 @@ def _resumed(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(resume) / "params.json"
     if not path.is_file():
-        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory on this machine")
+        runs = sorted(run.name for run in Path(resume).glob("run_*"))[:5]
+        hint = f"it holds {', '.join(runs)}: give one of them" if runs else "name a run directory on this machine"
+        raise ConfigError(f"resume={resume}: there is no {path}; {hint}")
     given = long_keys(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
     check_sync(config, given, str(path), trust)

@@ -60,6 +60,8 @@ _OTHER_WORDS = {  # of other frameworks, and the last word of what they are call
     "lr": "learning_rate",
     "n_epochs": "epochs",
     "net_arch": "hidden",
+    "n_envs": "batch_B",
+    "n_step": "n_steps",
     "num_envs": "batch_B",
     "optimizer_class": "optimizer",
     "policy_delay": "policy_interval",
@@ -270,7 +272,7 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
         return f"; {group}={given.get(group, around.default)} has no such part"
     word = _OTHER_WORDS.get(name, "")
     named = [key for key in known if key.rpartition(".")[2] == name]
-    named = named or [key for key in known if key.rpartition(".")[2] == word]
+    named = [key for key in known if word and key.rpartition(".")[2] == word] + named
     inside = [key for key in named if key.startswith(f"{group}.")]
     if isinstance(part := known.get(group), Part) and not inside and not (word and named):
         return _of_kind(group, part, name, given, [*known])

@@ -200,6 +200,8 @@ def _filled(
 def _filled_as(
     dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform, scale: float
 ) -> tuple[ReplayBuffer[Batch], Digest]:
+    if not dataset.n_steps:
+        raise ConfigError(f"the dataset {dataset.path} has no episodes")
     fixed = spec.reader.data_T(spec.batch_spec.T)
     T = fixed or _CHUNK
     n_rows = dataset.n_steps + dataset.n_episodes

@@ -1,4 +1,4 @@
-"""sampler=auto: `experiment.hardware` chooses serial, cpu or gpu from the measured time of environment and policy."""
+"""sampler=auto: serial, cpu or gpu is chosen from the measured time of environment and policy."""
 
 from __future__ import annotations
 

@@ -67,6 +67,7 @@ def _line(name: str) -> str:
         (["convert", "test-v0", "into=x-v0", "format=csv"], "format=csv is not one of arrow, parquet, hdf5"),
         (["filter", "test-v0", "into=x-v0", "min_return=high"], "min_return=high must be a number"),
         (["filter", "test-v0", "into=x-v0", "least=3"], "unknown key 'least'"),
+        (["filter", "test-v0", "into=x-v0", "min_length=10"], "test-v0 has no episode within these limits"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=1"], "leaves one part empty"),
         (["describe", "none-v0"], "there is no dataset"),
     ],

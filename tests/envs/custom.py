@@ -115,6 +115,10 @@ def broken(**kwargs: Any) -> gymnasium.Env:
     raise OSError("no display")
 
 
+class Spaceless(gymnasium.Env[Any, Any]):
+    """Whose constructor sets no spaces."""
+
+
 def nothing() -> Any:
     """A callable that does not return an environment."""
     return 3

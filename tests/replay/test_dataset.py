@@ -136,6 +136,8 @@ def test_what_cannot_be_read_names_the_key(tmp_path: Path) -> None:
         replay(OfDatasets())
     with pytest.raises(ConfigError, match=r"needs the form {name-v0: 0.7, other-v0: 0.3}"):
         OfDatasets(path="{a-v0: -1}")
+    with pytest.raises(ConfigError, match=r"empty/test-v0 has no episodes"):
+        replay(OfDatasets(path=stored(tmp_path / "empty", [], *CARTPOLE)))
     with pytest.raises(ConfigError, match=r"does not fit the environment of this run: action: Discrete\(2\)"):
         make_replay(OfDatasets(path=path), CARTPOLE[0], spaces.Discrete(3), SPEC, NStep(0.9, 1))
 
@@ -209,6 +211,7 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
         (("algo=ppo", "algo.replay=memory"), "needs an algorithm with replay"),
         (("algo.replay=memory",), "runner=offline_rl learns from data"),
         (("runner=minibatch_rl",), "algo.replay.live=0: the rows of runner=minibatch_rl would be lost"),
+        (("algo.replay.path=", "runner=minibatch_rl"), "algo.replay=dataset needs algo.replay.path=NAME"),
         (("env=Acrobot-v1",), "does not fit the environment of this run: observation"),
     ],
 )
