@@ -74,6 +74,8 @@ def _keys_of(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file() and path.suffix and str(path) == name:
         raise ConfigError(f"experiment={name}: no such file")
+    if not path.is_file() and (Path(name) / "params.json").is_file():
+        raise ConfigError(f"{name} is a run, not a preset; experiment={name}/params.json trains it again")
     if not path.is_file():
         raise ConfigError(f"no preset {name!r}{_what_there_is(name)}")
     content = read_json(path) if path.suffix == ".json" else _read_yaml(path)

@@ -125,8 +125,12 @@ def preview(study: Study, slots: Sequence[Slot]) -> str:
     lines = [f"study: {study.directory}, {pluralize(study.n_runs, 'run')}"]
     lines += [describe_slots(slots), *(["runs, in this order:"] if study.runs else [])]
     width = max((len(run.name) for run in study.runs), default=0)
-    for index, run in enumerate(study.runs):
-        first = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
+    started: dict[Any, str] = {}  # the first run of each process
+    for run in study.runs:
+        index, process = len(started), run.stack_command or run.name
+        place = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
+        first = f"with {started[process]}" if process in started else place
+        started.setdefault(process, run.name)
         arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())
         lines.append(f"  {run.name:<{width}}  {first:<18}  {arguments}".rstrip())
     plan = study.search or study.population

@@ -54,6 +54,12 @@ def test_a_mistyped_name_gets_the_nearest_names() -> None:
         load_preset("classic/ppo_cartpol")
 
 
+def test_a_run_in_place_of_a_preset_gets_the_path_of_its_config(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is a run, not a preset; experiment=.*/params.json trains it again"):
+        load_preset(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

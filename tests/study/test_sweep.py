@@ -81,6 +81,10 @@ def test_dry_run_prints_the_plan_and_creates_nothing(
     assert re.search(r"hidden=64x64/run_0 +slot 0 +model.hidden=\[64,64\] seed=0", printed)
     assert re.search(r"hidden=256x256/run_1 +the next free slot", printed)
     assert "data/local" in printed
+    assert main([*words, "stack=true", "device=cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"hidden=64x64/run_1 +with \S*hidden=64x64/run_0", printed)
+    assert re.search(r"hidden=256x256/run_0 +the next free slot", printed)
     assert list(tmp_path.iterdir()) == []
 
 
