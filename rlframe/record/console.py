@@ -41,8 +41,8 @@ class Console:
     def write(self, row: Mapping[str, float]) -> None:
         """Show a row of metrics; it has `env_steps`."""
 
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        """Show how far the run is. Called often; cheap."""
+    def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
+        """Show how far the run is, in env_steps or updates. Called often; cheap."""
 
     def message(self, text: str) -> None:
         """Show one line of the text log."""
@@ -53,33 +53,44 @@ class Console:
 
 
 class Pace:
-    """Speed in env_steps per wall-clock second, and the remaining time at that speed."""
+    """Speed in steps of a run's clock per wall-clock second, and the remaining time at that speed."""
 
     def __init__(self) -> None:
-        self.env_steps = 0
+        self.step = 0
         self.n_steps = 0  # 0: unknown
+        self.unit = "env_steps"  # or updates
         self._first_steps = 0
         self._start_s: float | None = None
 
-    def update(self, env_steps: int) -> None:
+    def update(self, step: int) -> None:
         """Set the current step. Speed counts from the first call, so earlier steps of a resumed run are excluded."""
         if self._start_s is None:
-            self._start_s, self._first_steps = perf_counter(), env_steps
-        self.env_steps = max(env_steps, self.env_steps)  # an evaluation may be of an earlier one
+            self._start_s, self._first_steps = perf_counter(), step
+        self.step = max(step, self.step)  # an evaluation may be of an earlier one
+
+    def move(self, step: int, n_steps: int, unit: str) -> None:
+        """As `update`, with how far the run goes."""
+        self.n_steps, self.unit = n_steps, unit
+        self.update(step)
 
     def per_s(self) -> float:
-        """env_steps per second, everything included; 0 at the start."""
+        """Steps per second, everything included; 0 at the start."""
         if self._start_s is None:
             return 0.0
-        return (self.env_steps - self._first_steps) / max(perf_counter() - self._start_s, 1e-9)
+        return (self.step - self._first_steps) / max(perf_counter() - self._start_s, 1e-9)
+
+    def speed(self, row: Mapping[str, float]) -> str:
+        """That of a row's interval, or of all so far; empty at the start."""
+        per_s = row.get(f"time/{self.unit}_per_s", self.per_s())
+        return f"{per_s:,.0f} {self.unit.removeprefix('env_')}/s" if per_s > 0 else ""
 
     def left_s(self) -> float:
         """Seconds until n_steps; inf if unknown."""
         rate = self.per_s()
-        return max(self.n_steps - self.env_steps, 0) / rate if rate > 0 and self.n_steps else math.inf
+        return max(self.n_steps - self.step, 0) / rate if rate > 0 and self.n_steps else math.inf
 
     def fraction(self) -> float:
-        return min(self.env_steps / self.n_steps, 1.0) if self.n_steps else 0.0
+        return min(self.step / self.n_steps, 1.0) if self.n_steps else 0.0
 
 
 class PlainConsole(Console):
@@ -99,18 +110,16 @@ class PlainConsole(Console):
     def _say(self, row: Mapping[str, float], with_pace: bool) -> None:
         self._said_s = perf_counter()
         parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
-        per_s = row.get("time/env_steps_per_s", self._pace.per_s())
-        if with_pace and per_s > 0:
-            parts.append(f"{per_s:,.0f} steps/s")
+        if with_pace and (speed := self._pace.speed(row)):
+            parts.append(speed)
         if with_pace and 0 < (left := self._pace.left_s()) < math.inf:
             parts.append(f"{format_duration(left)} left")
         print(" | ".join(parts), flush=True)
 
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        self._pace.n_steps = n_steps
-        self._pace.update(env_steps)
+    def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
+        self._pace.move(step, n_steps, unit)
         if perf_counter() - self._said_s >= _SILENCE_S:
-            self._say({"env_steps": env_steps}, True)
+            self._say({"env_steps": 0, unit: step}, True)
 
 
 _SCORE = re.compile(r"episode/(?!agent/)[^/]+/return_mean")  # of one of several agents or policies
@@ -166,13 +175,12 @@ class RedrawnConsole(Console, ABC):
 
     def write(self, row: Mapping[str, float]) -> None:
         """Show the newest metrics. One that is missing from the row keeps its value."""
-        self._pace.update(int(row["env_steps"]))
+        self._pace.update(step_of(row))
         self._values.update(row)
         self._redraw()
 
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        self._pace.n_steps = n_steps
-        self._pace.update(env_steps)
+    def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
+        self._pace.move(step, n_steps, unit)
         if perf_counter() - self._drawn_s >= _REFRESH_S:
             self._redraw()
 
@@ -186,10 +194,10 @@ class RedrawnConsole(Console, ABC):
 
     def _position(self) -> str:
         pace = self._pace
-        return f"{pace.env_steps:,}" + (f" / {pace.n_steps:,} env_steps" if pace.n_steps else " env_steps")
+        return f"{pace.step:,}" + (f" / {pace.n_steps:,} {pace.unit}" if pace.n_steps else f" {pace.unit}")
 
     def _speed(self) -> str:
-        return f"{self._values.get('time/env_steps_per_s', self._pace.per_s()):,.0f} steps/s"
+        return self._pace.speed(self._values)
 
     def _time_left(self) -> str:
         left = self._pace.left_s()

@@ -72,7 +72,7 @@ class BaseRun:
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record training episodes; each row has `env_steps`."""
 
-    def progress(self, env_steps: int, n_steps: int) -> None:
+    def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         """Show how far the run is; cheap enough for every iteration."""
 
     def snapshot_due(self, env_steps: int, final: bool = False) -> bool:
@@ -269,8 +269,8 @@ class Run(_DirectoryRun):
         except OSError as error:
             self._handle_disk_error(disk_error("episodes.csv", self.directory, error), self._policy.errors == "stop")
 
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        self._console.progress(env_steps, n_steps)
+    def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
+        self._console.progress(step, n_steps, unit)
 
     def snapshot_due(self, env_steps: int, final: bool = False) -> bool:
         return self._retention.due(env_steps, final)

@@ -289,7 +289,7 @@ class Runner(ABC):
             learners = [each for each in self.learners.values() if each.team is None] if finished else ()
             least = {learner.name: learner.algo.least_exploring() for learner in learners}
             self.log.add_episodes(finished, self.env_steps, least)
-            current_run().progress(self.now, self.n_steps)
+            current_run().progress(self.now, self.n_steps, self.clock.value)
         self.callbacks.call_each("on_episode", finished)
 
     @property

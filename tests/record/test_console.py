@@ -112,6 +112,24 @@ def test_the_table_has_groups_values_changes_and_the_bar() -> None:
         assert text in last
 
 
+def test_a_run_that_learns_from_data_alone_counts_its_updates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = terminal()
+    row = {"env_steps": 0, "updates": 5_000, "time/env_steps_per_s": 0.0, "time/updates_per_s": 812.3}
+    for each in (LiveConsole("run", screen), PlainConsole()):
+        each.progress(0, 100_000, "updates")
+        each.write(row)
+        each.close()
+    assert "5,000 / 100,000 updates" in shown(screen)
+    assert "812 updates/s" in shown(screen)
+    assert "updates 5,000 | 812 updates/s" in capsys.readouterr().out
+    plain = PlainConsole()
+    monkeypatch.setattr(console, "_SILENCE_S", 0.0)
+    plain.progress(6_000, 100_000, "updates")
+    assert capsys.readouterr().out.startswith("updates 6,000")
+
+
 def test_a_metric_that_is_not_in_a_row_keeps_its_value() -> None:
     screen = terminal()
     table = LiveConsole("run", screen)
