@@ -6,7 +6,8 @@ import struct
 from typing import Any
 
 import numpy as np
-import psutil
+
+from rlframe.core.memory import available_memory
 
 MOST_BYTES = 1 << 32  # of one episode
 _SMALL_BYTES = 1 << 26  # of an episode, which always fits
@@ -28,7 +29,7 @@ class Room:
         """As `take`, for what is there for a moment only."""
         if (needed := self._taken + n_bytes) <= min(_SMALL_BYTES, MOST_BYTES):
             return
-        most = min(MOST_BYTES, psutil.virtual_memory().available // _COPIES)
+        most = min(MOST_BYTES, available_memory() // _COPIES)
         if needed > most:
             raise ValueError(f"{what} claims {n_bytes:,} bytes, and an episode may have {most:,} here")
 

@@ -16,12 +16,12 @@ from torch import nn
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
+from rlframe.core.memory import available_memory
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.struct import leaves
 from rlframe.experiment.config import Experiment
 from rlframe.models.encoders import has_images
 from rlframe.optimizers import Optimizer
-from rlframe.replay.arrays import available_memory
 from rlframe.rewards.curiosity import CuriosityConfig
 from rlframe.rollout.inference import empty_batch
 from rlframe.system.machine import n_cpus

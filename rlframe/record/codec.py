@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from safetensors.numpy import save_file
 
 from rlframe.core.errors import StateError
+from rlframe.core.memory import available_memory
 from rlframe.record.directory import replace_file
 
 CHUNK_BYTES = 2**22  # approximate chunk size: few files for a new array, little to rewrite after a small change
@@ -61,7 +61,7 @@ class ChunkedArray:
 
 def check_memory(n_bytes: int) -> None:
     """Raise MemoryError if fewer than `n_bytes` of memory are free."""
-    free = int(psutil.virtual_memory().available)
+    free = available_memory()
     if n_bytes > free:
         raise MemoryError(f"it needs {n_bytes:,} bytes of memory and {free:,} are free")
 

@@ -19,6 +19,7 @@ from gymnasium import spaces as gym_spaces
 from rlframe.core import spaces
 from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError, naming, shortened
+from rlframe.core.memory import available_memory
 from rlframe.core.parts import find_attribute, part
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator
@@ -26,7 +27,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.record import Run, current_run
-from rlframe.replay.arrays import DeviceMemory, DiskMemory, HostMemory, Ring, StorageMemory, available_memory
+from rlframe.replay.arrays import DeviceMemory, DiskMemory, HostMemory, Ring, StorageMemory
 from rlframe.replay.base import Replay, StoredReplay
 from rlframe.replay.buffer import Batch, DividedReplay, ReaderConfig, ReplayBuffer
 from rlframe.replay.frames import CompressedFrames, Frames, WholeRows

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlframe.core.memory import available_memory
 from rlframe.core.struct import as_numpy, map_tree
 from rlframe.core.types import Samples
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.rank_state import LARGE_BYTES
-from rlframe.replay.arrays import available_memory
 from rlframe.replay.buffer import ReplayBuffer
 from rlframe.replay.make import InMemory, ReplaySpec
 from rlframe.system.cluster import imported

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import cloudpickle
 import numpy as np
-import psutil
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.memory import available_memory
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 
 _ALIGNMENT = 64  # bytes: arrays do not share cache lines
@@ -83,7 +83,7 @@ def share_zeros(example: Tree, label: str) -> Shared:
 
     layout = map_tree(place, example)
     n_bytes = max(end, mmap.PAGESIZE)
-    available = psutil.virtual_memory().available
+    available = available_memory()
     if n_bytes > available:
         raise ConfigError(
             f"{label} needs {n_bytes / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "

@@ -6,15 +6,13 @@ import logging
 import os
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
-from rlframe.record import rank_state
+from rlframe.record import codec, rank_state
 from rlframe.record import snapshot as snapshots
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.retention import Retention, SnapshotPolicy
@@ -150,7 +148,7 @@ def test_a_chunk_repeated_beyond_free_memory_is_an_error_before_allocation(
     newest = run_of_two(tmp_path)[1]
     (chunk,) = (newest / "chunks").iterdir()
     rewrite(newest, {"chunks": [[chunk.name, 4 * N]] * 100, "shape": [N * 100]})
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**8))
+    monkeypatch.setattr(codec, "available_memory", lambda: 10**8)
     with pytest.raises(SnapshotError, match=r"needs 160,000,000 bytes of memory and 100,000,000 are free"):
         load_snapshot(newest)
 

@@ -15,7 +15,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.record import logger_context
 from rlframe.replay import FixedSequence, InMemory, NStep, OnDisk, ReplayConfig, arrays, make_replay
-from rlframe.replay.arrays import DiskMemory, available_memory
+from rlframe.replay.arrays import DiskMemory
 from rlframe.replay.frames import Frames, WholeRows
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
@@ -100,25 +100,3 @@ def test_memory_on_disk_is_an_unnamed_file_in_the_run_directory(tmp_path: Path) 
     replay = replay_for(history, config={"kind": "disk"})  # without a run
     replay.append(history.batch(4))
     assert len(replay.sample(5).index) == 5
-
-
-@pytest.mark.parametrize(
-    ("files", "left"),
-    [
-        ({"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 300\n"}, 400),
-        ({"memory.limit_in_bytes": "50", "memory.usage_in_bytes": "60", "memory.stat": "total_inactive_file 0"}, 0),
-    ],
-)
-def test_memory_limits_of_control_groups_apply(
-    files: dict[str, str], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(arrays, "_control_groups", lambda: [tmp_path])
-    assert available_memory() == left
-
-
-def test_without_a_limit_all_memory_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(arrays, "_control_groups", lambda: [tmp_path, tmp_path / "missing"])
-    assert available_memory() > 10**6
