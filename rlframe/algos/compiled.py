@@ -166,7 +166,10 @@ def looks_of(model: nn.Module) -> str:
 
 
 def _form(leaf: Any) -> Any:
-    return (leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else None
+    """What a graph is made for; a float becomes part of it."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype
+    return leaf if isinstance(leaf, float) else None
 
 
 def compile_update(

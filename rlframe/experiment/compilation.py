@@ -29,7 +29,7 @@ _COLD_S, _WARM_S = 45.0, 3.0  # to compile an update, and to load one from the c
 # of 68,000 and 128 rows 0.4 ms, SAC's of 216,000 and 256 rows 2.5 ms.
 _SAVED_S, _SAVED_A_WEIGHT_AND_ROW_S = 3e-4, 2.5e-11
 _MOST_IMAGES = 64  # of an update: of 32 (DQN) a compiled one takes 0.8 of the time, of 256 (PPO) as long
-_SAME = ("env", "model.", "algo", "reward.", "precision", "sampler.batch_", "world_size", "learners")
+_SAME = ("env", "model.", "algo", "agents.", "reward.", "precision", "sampler.batch_", "world_size", "learners")
 
 
 class Placing(ABC):

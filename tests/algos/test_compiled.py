@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 from rlframe.algos import compiled, dqn, ppo, r2d1
-from rlframe.algos.compiled import CompileChoice, compiling
+from rlframe.algos.compiled import CompileChoice, Compiled, compiling
 from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
 from rlframe.rewards import ICMConfig, RNDConfig
@@ -217,6 +217,14 @@ def test_new_shapes_are_recorded_anew_until_they_are_too_many(
     assert len(recorded) == 2
     assert warned() == ["updates of further shapes run uncompiled, since 2 are compiled already"]
     assert_alike(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:
+    algo = both("a2c")[0]
+    learn = Compiled(lambda inputs: inputs[0] * inputs[1], algo.schedules, [])
+    with compiling(COMPILE):
+        found = [learn((torch.ones(2), factor)).tolist() for factor in (2.0, 3.0, 2.0)]
+    assert (found, len(recorded)) == ([[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]], 2)
 
 
 def _first_rows(batch: Samples, T: int) -> Samples:

@@ -64,6 +64,7 @@ def test_what_the_cache_has_pays_in_a_shorter_run(tmp_path: Path) -> None:
     assert compiles
     assert "up to 3 s to load" in reason
     assert not choice(n, **{"algo.batch_size": 32})[0], "another program"
+    assert not choice(n, **{"agents.policies.red.model.hidden": [8]})[0], "of one of its policies"
 
 
 def test_what_is_asked_for_holds_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
