@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -198,3 +200,9 @@ class AtariEnvs(Envs):
 
     def close(self) -> None:
         self._env.close()
+
+
+def register_atari() -> None:
+    """Register Atari's ids with Gymnasium, if ale_py is installed."""
+    if importlib.util.find_spec("ale_py") is not None and "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(importlib.import_module("ale_py"))

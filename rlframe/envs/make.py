@@ -253,7 +253,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     if package and importlib.util.find_spec(package) is None:
         raise ConfigError(_install_message(id_, extra))
     if rest not in gymnasium.registry:
-        register_atari()
+        atari.register_atari()
     if rest not in gymnasium.registry:
         _register_plugins(namespace)
     if rest not in gymnasium.registry and (several := pettingzoo.find_multi_agent(rest)):
@@ -291,12 +291,6 @@ def _import(id_: str, module: str) -> Any:
         raise ConfigError(f"env={id_}: {error}; write package.module:callable with an importable module") from error
     except Exception as error:
         raise ConfigError(f"env={id_}: importing {module} raised {type(error).__name__}: {error}") from error
-
-
-def register_atari() -> None:
-    """Register Atari's ids with Gymnasium, if ale_py is installed."""
-    if importlib.util.find_spec("ale_py") is not None and "ALE/Pong-v5" not in gymnasium.registry:
-        gymnasium.register_envs(importlib.import_module("ale_py"))
 
 
 def _register_plugins(namespace: str) -> None:

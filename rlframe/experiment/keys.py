@@ -18,7 +18,8 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.parts import Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs import pettingzoo
-from rlframe.envs.make import gives_raw_frames, register_atari
+from rlframe.envs.atari import register_atari
+from rlframe.envs.make import gives_raw_frames
 from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_preset, preset_names
