@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 from rlframe.algos import compiled, dqn, ppo, r2d1
-from rlframe.algos.compiled import CompileChoice, Compiled, compiling
+from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
 from rlframe.rewards import ICMConfig, RNDConfig
@@ -48,20 +48,6 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, case in MORE.items():
         monkeypatch.setitem(OTHERS, name, case)
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Graphs as they are recorded, run by torch and not by what a compiler makes of them."""
-    graphs: list[Any] = []
-
-    def run(graph: Any, examples: list[Tensor]) -> Callable[..., Any]:
-        graphs.append(graph)
-        return lambda *tensors: graph(*tensors)
-
-    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
-    monkeypatch.setattr(compiled, "_compile", run)
-    return graphs
 
 
 @pytest.fixture
@@ -217,14 +203,6 @@ def test_new_shapes_are_recorded_anew_until_they_are_too_many(
     assert len(recorded) == 2
     assert warned() == ["updates of further shapes run uncompiled, since 2 are compiled already"]
     assert_alike(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:
-    algo = both("a2c")[0]
-    learn = Compiled(lambda inputs: inputs[0] * inputs[1], algo.schedules, [])
-    with compiling(COMPILE):
-        found = [learn((torch.ones(2), factor)).tolist() for factor in (2.0, 3.0, 2.0)]
-    assert (found, len(recorded)) == ([[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]], 2)
 
 
 def _first_rows(batch: Samples, T: int) -> Samples:

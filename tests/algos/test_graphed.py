@@ -1,4 +1,4 @@
-"""Graphed: a function that is run a few times, then captured, then replayed from memory of its own."""
+"""Functions that are captured or compiled once, for inputs of one form: their own memory, and numbers among inputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlframe.algos.compiled import CompileChoice, Compiled, compiling
 from rlframe.algos.cuda_graph import Graphed
 from rlframe.core.struct import leaves
 from rlframe.kernels.device import learning_in
 from tests.algos.played import PlayedGraph
+from tests.algos.test_cuda_graph import made
 
 
 class Adds:
@@ -85,3 +87,11 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
         "updates run without a CUDA graph, since they cannot be captured: "
         "operation not permitted when stream is capturing"
     ]
+
+
+def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:
+    algo = made("a2c")
+    learn = Compiled(lambda inputs: inputs[0] * inputs[1], algo.schedules, [])
+    with compiling(CompileChoice(True)):
+        found = [learn((torch.ones(2), factor)).tolist() for factor in (2.0, 3.0, 2.0)]
+    assert (found, len(recorded)) == ([[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]], 2)
