@@ -131,9 +131,6 @@ class Algorithm(ABC):
         """What it was made with, by key, to be recorded; a config of None is not."""
         return {"algo": self.config}
 
-    def prefetch(self) -> None:  # noqa: B027
-        """Optional hook before sampling: start work on the next update. Not every runner calls it."""
-
     @abstractmethod
     def receive(self, samples: Samples) -> None:
         """Receive a batch; it is the sampler's memory, valid until its next `collect`."""
@@ -205,9 +202,6 @@ class AlgorithmWrapper(Algorithm):
 
     def configs(self) -> dict[str, Any]:
         return self.algo.configs()
-
-    def prefetch(self) -> None:
-        self.algo.prefetch()
 
     def receive(self, samples: Samples) -> None:
         self.algo.receive(samples)

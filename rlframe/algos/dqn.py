@@ -15,7 +15,6 @@ A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 
 import chz
@@ -36,11 +35,9 @@ from rlframe.algos.off_policy import (
     priorities,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.algos.prefetch import Prefetch
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError
-from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.critics import ImplicitValue, Value
@@ -48,13 +45,11 @@ from rlframe.critics.values import KINDS, of_actions
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.device import to_device
 from rlframe.models import ModelConfig
-from rlframe.models.base import has_modes
-from rlframe.models.encoders import has_images
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap
 from rlframe.ops.q_learning import log_policy_bonus, soft_values
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, ReplayBuffer, Transitions
+from rlframe.replay import Replay, Transitions
 
 
 @chz.chz
@@ -156,14 +151,7 @@ class Config(OffPolicyConfig):
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
         replay = self.make_replay(agent, batch_spec, seed)
-        algo = DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
-        # While one environment steps, a second core is idle, and the loss of images is work enough for it.
-        ranks, on_cpu = current_ranks(), agent.exploration.level.device.type == "cpu"
-        alone = on_cpu and batch_spec.n_envs == 1 and ranks.n_samplers == ranks.world_size
-        changes = has_modes(agent.model)  # by acting
-        if alone and has_images(agent.observation_space) and not changes and isinstance(replay, ReplayBuffer):
-            return Prefetch(algo, replay)
-        return algo
+        return DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
 
 
 class DQN(QLearning):
@@ -194,15 +182,20 @@ class DQN(QLearning):
         self.start_exploring()
 
     def update(self) -> UpdateMetrics:
-        batch = self.draw(self.progress.scheduled)
-        return self.finish(batch, self.learn(batch))
-
-    def draw(self, env_steps: int) -> Transitions:
-        """The batch of an update, noise for both networks, and the fractions of implicit quantiles."""
-        self.schedules.follow(env_steps)  # the next batch's, if it is prefetched
+        now, c = self.progress.scheduled, self.config
+        self.schedules.follow(now)
         self.resample()
-        beta = self.beta(env_steps) if self.config.prioritized else 0.0
-        return self.with_fractions(self.replay.sample(self.config.batch_size, beta))
+        batch = self.with_fractions(self.replay.sample(c.batch_size, self.beta(now) if c.prioritized else 0.0))
+        found = self.learn(batch)
+        moves = self.moves.turn(c.target_interval)
+        self.progress.updates += 1
+        if c.prioritized:
+            self.replay.update_priorities(batch.index, priorities(found["error"]))
+        if moves:
+            copy_into(self.target, self.agent.model, self.target_tau(now))
+        self.ratio.count_update()
+        metrics = {name: x for name, x in found.items() if name != "error"}
+        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def with_fractions(self, batch: Transitions) -> Transitions:
         """The batch, if quantiles are implicit with fractions [n, 3, n_atoms] in `drawn`; see `tau`."""
@@ -219,7 +212,11 @@ class DQN(QLearning):
         return (batch.drawn[:, network],) if self.config.value == "implicit" else ()
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
-        return self.descend(batch, *self.evaluate(batch))
+        """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
+        loss, error, q = self.evaluate(batch)
+        mean = (batch.weight * loss).mean()
+        norm = self.optimizer.minimize(mean, batch)
+        return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm, "error": error}
 
     def evaluate(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error and Q [n] of a batch; changes nothing."""
@@ -263,21 +260,3 @@ class DQN(QLearning):
         if self.agent.masked:
             return of_actions(next_values, self.agent.best(kind.q(chooser), batch.next_inputs))
         return kind.of_best(next_values, chooser)
-
-    def descend(self, batch: Transitions, loss: Tensor, error: Tensor, q: Tensor) -> dict[str, Tensor]:
-        """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
-        mean = (batch.weight * loss).mean()
-        norm = self.optimizer.minimize(mean, batch)
-        return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm, "error": error}
-
-    def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics:
-        """Count the update; new priorities, and the target network when it is time."""
-        moves = self.moves.turn(self.config.target_interval)
-        self.progress.updates += 1
-        if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(found["error"]))
-        if moves:
-            copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
-        self.ratio.count_update()
-        metrics = {name: x for name, x in found.items() if name != "error"}
-        return {**metrics, "learning_rate": self.optimizer.rate}

@@ -182,8 +182,6 @@ class _Trial:
         return spent / (learners.env_steps - before)
 
     def _batch(self) -> None:
-        for algo in self.learners.algos().values():
-            algo.prefetch()
         for learner, samples in self.learners.batches(self.sampler.collect()):
             learner.algo.receive(samples)
 

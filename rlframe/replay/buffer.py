@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -188,11 +187,6 @@ class ReplayBuffer(Generic[Batch]):
 
     def _joined(self, parts: list[Batch]) -> Batch:
         return parts[0] if len(parts) == 1 else self.join(parts)
-
-    def mark(self) -> Callable[[], None]:
-        """Remember the state of the generator; the returned function restores it, which undoes later samples."""
-        bits = self.selector.rng.bit_generator
-        return partial(setattr, bits, "state", bits.state)
 
     def _ones_of(self, n: int) -> Tensor:
         if len(self._ones) != n:

@@ -20,8 +20,6 @@ class MinibatchRl(Runner):
     def iterate(self) -> None:
         if not self.updates_left:
             with self.log.timers("sampling"):
-                for learner in self.learners.values():
-                    learner.algo.prefetch()
                 batches = self.collect()
             self.receive(batches)
             self.record_episodes()

@@ -22,6 +22,7 @@ from tests.algos.q_table import transitions as choices
 from tests.algos.table import one_step_episodes, table_agent
 from tests.algos.test_dqn import algo_for, learn, made, run
 from tests.algos.test_losses import HALF, PLAIN, RATIOS, moved, ppo_update, ratios
+from tests.algos.test_qmix import Fixed
 from tests.algos.test_r2d1 import MEMORY, sequences
 
 TANH_HALF = math.tanh(0.5)
@@ -73,11 +74,11 @@ def test_the_target_moves_by_target_tau_every_target_interval(tau: float, expect
     with torch.no_grad():
         algo.target.table.fill_(5.0)
         algo.agent.model.table.fill_(1.0)
-    batch = choices([0], [0], [1.0], [0.0], [0])
+    algo.replay = Fixed(choices([0], [0], [1.0], [0.0], [0]))  # type: ignore[assignment]
     for value in expected:
         for n in range(2):
             before = algo.target.table[0, 0, 0].item()
-            algo.finish(batch, algo.learn(batch))
+            algo.update()
             assert n or algo.target.table[0, 0, 0].item() == before
         torch.testing.assert_close(algo.target.table, torch.full_like(algo.target.table, value))
 
