@@ -18,7 +18,6 @@ from rlframe.core.config import AUTO, choice, count, fraction_or_auto, number, p
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Value
 from rlframe.critics.values import KINDS, make_value
@@ -252,31 +251,11 @@ class QLearning(OffPolicy):
 
 
 def replay_of(
-    config: Any,
-    agent: Any,
-    batch_spec: BatchSpec,
-    seed: int,
-    reader: ReaderConfig[Batch],
-    alpha: float = 0.0,
-    state: Tree = (),
-    unique: int = 0,
-    initial_priority: float = math.inf,
+    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, reader: ReaderConfig[Batch], **others: Any
 ) -> Replay[Batch]:
-    """Replay made from config.replay for an agent with a model, on its device; arguments as of `make_replay`."""
-    return make_replay(
-        config.replay,
-        agent.observation_space,
-        agent.action_space,
-        batch_spec,
-        reader,
-        alpha=alpha,
-        state=state,
-        unique=unique,
-        initial_priority=initial_priority,
-        previous=agent.model.uses_previous,
-        device=next(agent.parameters()).device,
-        seed=seed,
-    )
+    """Replay made from config.replay for an agent with a model, on its device; `others` as of `make_replay`."""
+    others |= {"previous": agent.model.uses_previous, "device": next(agent.parameters()).device, "seed": seed}
+    return make_replay(config.replay, agent.observation_space, agent.action_space, batch_spec, reader, **others)
 
 
 def n_step_replay(
@@ -289,7 +268,7 @@ def n_step_replay(
     """
     first = math.inf if initial in ("max", "td") else float(initial)
     reader = NStep(config.discount, config.n_step, initial == "td")
-    return replay_of(config, agent, batch_spec, seed, reader, alpha, unique=unique, initial_priority=first)
+    return replay_of(config, agent, batch_spec, seed, reader, alpha=alpha, unique=unique, initial_priority=first)
 
 
 def joint_replay(

@@ -121,7 +121,7 @@ class Config:
         reader = FixedSequence(self.burn_in + self.learn_T, self.state_interval)
         alpha, unique = self.alpha if self.prioritized else 0.0, self.batch_size if self.unique else 0
         state = agent.initial_state(range(batch_spec.B))
-        return replay_of(self, agent, batch_spec, seed, reader, alpha, state, unique)
+        return replay_of(self, agent, batch_spec, seed, reader, alpha=alpha, state=state, unique=unique)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
         return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)

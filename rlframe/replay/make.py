@@ -218,16 +218,9 @@ def make_replay(
     action_space: Space,
     batch_spec: BatchSpec,
     reader: ReaderConfig[Batch],
-    *,
-    alpha: float = 0.0,
-    state: Tree = (),
-    previous: bool = False,
-    device: torch.device = _CPU,
-    seed: int = 0,
-    unique: int = 0,
-    initial_priority: float = math.inf,
+    **others: Any,
 ) -> Replay[Batch]:
-    """A replay for the batches of a sampler, or this rank's part of one; the arguments are those of `ReplaySpec`.
+    """A replay for the batches of a sampler, or this rank's part of one; `others` are those of `ReplaySpec`.
 
     Raises:
         ValueError: it does not fit into memory, size is too small for the batches, frames and reader, or an interval
@@ -235,9 +228,7 @@ def make_replay(
         ConfigError: compress without lz4, or without stacks of frames; a class of your own that cannot be made.
     """
     assert isinstance(config, ReplayConfig)  # the field's munger made it
-    wanted = observation_space, action_space, batch_spec, reader, alpha, state, previous, device, seed
-    of_priorities = unique, initial_priority
-    return config.make(ReplaySpec(config.size, *wanted, *of_priorities))
+    return config.make(ReplaySpec(config.size, observation_space, action_space, batch_spec, reader, **others))
 
 
 def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:

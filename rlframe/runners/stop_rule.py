@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,23 +27,17 @@ _MAX_WORDS = 200
 _FORM = "compare metrics with numbers, such as 'eval/return_mean >= 475 and env_steps > 5e4', with and, or, not, ( )"
 _OPEN_GROUPS = ("env", "eval", "algo")  # parts of the user's own add to them
 
-_FLIPPED = {">=": "<=", "<=": ">=", "==": "==", "!=": "!=", ">": "<", "<": ">"}  # with its sides exchanged
-_OPPOSITE = {">=": "<", "<=": ">", "==": "!=", "!=": "==", ">": "<=", "<": ">="}
-_COUNTED = ("env_steps", "updates")  # never negative, as are times
-_MAX_WAYS = 200
-
 Truth = bool | None  # None: not known, because a metric is missing or NaN
-_Comparison = tuple[str | float, str, str | float]  # metric or number, symbol, metric or number
-_Ways = list[list[_Comparison]]  # alternatives, in each of which all comparisons hold
+_Needs = Callable[[Container[str]], bool]  # whether one of these metrics must be known
 
 
 @dataclass(frozen=True)
 class _Node:
-    """A condition, and in what ways it holds and fails."""
+    """A condition, and what it needs to hold and to fail."""
 
     truth: Callable[[Mapping[str, float]], Truth]
-    holds: _Ways
-    fails: _Ways
+    to_hold: _Needs
+    to_fail: _Needs
 
 
 class StopRule:
@@ -68,8 +60,6 @@ class StopRule:
             raise self._error(f"has {self._words[-1]!r} where and, or, or its end should be")
         if not self.names:
             raise self._error("names no metric")
-        if not self._tree.holds:
-            raise self._error("can never hold")
 
     def __call__(self, metrics: Mapping[str, float]) -> bool:
         return self._tree.truth(metrics) is True
@@ -81,8 +71,7 @@ class StopRule:
     def needs(self, group: str) -> str:
         """A metric of rlframe's in this group without one of which it cannot hold; empty if it can."""
         known = [name for name in self.names if name.startswith(f"{group}/") and without_learner(name) in METRICS]
-        used = [[x for left, _, right in way for x in (left, right)] for way in self._tree.holds]
-        return known[0] if known and all(any(name in way for name in known) for way in used) else ""
+        return known[0] if self._tree.to_hold(known) else ""
 
     def _error(self, problem: str) -> ConfigError:
         return ConfigError(f"stop={self.text[:200]!r} {problem}; {_FORM}")
@@ -97,8 +86,8 @@ class StopRule:
             parts.append(self._all())
         return _Node(
             lambda metrics: _either([part.truth(metrics) for part in parts], True),
-            [way for part in parts for way in part.holds],
-            functools.reduce(_together, (part.fails for part in parts)),
+            lambda names: all(part.to_hold(names) for part in parts),
+            lambda names: any(part.to_fail(names) for part in parts),
         )
 
     def _all(self) -> _Node:
@@ -107,14 +96,14 @@ class StopRule:
             parts.append(self._one())
         return _Node(
             lambda metrics: _either([part.truth(metrics) for part in parts], False),
-            functools.reduce(_together, (part.holds for part in parts)),
-            [way for part in parts for way in part.fails],
+            lambda names: any(part.to_hold(names) for part in parts),
+            lambda names: all(part.to_fail(names) for part in parts),
         )
 
     def _one(self) -> _Node:
         if self._next("not"):
             part = self._one()
-            return _Node(lambda metrics: _negation(part.truth(metrics)), part.fails, part.holds)
+            return _Node(lambda metrics: _negation(part.truth(metrics)), part.to_fail, part.to_hold)
         if self._next("("):
             inside = self._any()
             if not self._next(")"):
@@ -129,8 +118,10 @@ class StopRule:
             one, other = (metrics.get(x, math.nan) if isinstance(x, str) else x for x in (left, right))
             return None if math.isnan(one) or math.isnan(other) else compare(one, other)
 
-        ways = ([[(left, each, right)]] for each in (symbol, _OPPOSITE[symbol]))
-        return _Node(truth, *(list(filter(_is_possible, each)) for each in ways))
+        def needs(names: Container[str]) -> bool:
+            return left in names or right in names
+
+        return _Node(truth, needs, needs)
 
     def _value(self) -> str | float:
         """The name of a metric, or a number."""
@@ -164,39 +155,3 @@ def _either(found: list[Any], decides: bool) -> Truth:
     if decides in found:
         return decides
     return None if None in found else not decides
-
-
-def _together(one: _Ways, other: _Ways) -> _Ways:
-    """The ways in which both are so; one without comparisons, which is always possible, if there are very many."""
-    if len(one) * len(other) > _MAX_WAYS:
-        return [[]] if one and other else []
-    return [way for a in one for b in other if _is_possible(way := a + b)]
-
-
-def _is_possible(comparisons: list[_Comparison]) -> bool:
-    """Whether some numbers fulfil all comparisons, as far as each metric alone tells."""
-    limits: dict[str, list[tuple[str, float]]] = {}
-    for left, symbol, right in comparisons:
-        if isinstance(left, str) and isinstance(right, str):
-            if left == right and not _COMPARE[symbol](0.0, 0.0):
-                return False
-        elif isinstance(left, str):
-            limits.setdefault(left, []).append((symbol, float(right)))
-        elif isinstance(right, str):
-            limits.setdefault(right, []).append((_FLIPPED[symbol], left))
-        elif not _COMPARE[symbol](left, right):
-            return False
-    return all(
-        _has_number(each, 0.0 if name in _COUNTED or name.startswith("time/") else -math.inf)
-        for name, each in limits.items()
-    )
-
-
-def _has_number(limits: list[tuple[str, float]], least: float) -> bool:
-    """Whether a number from `least` on fulfils all limits: one of theirs, or one between or beyond them."""
-    ends = sorted({value for _, value in limits} | {max(least, -1e308)})
-    between = [a / 2 + b / 2 for a, b in itertools.pairwise(ends)]
-    beyond = [math.nextafter(ends[0], -math.inf), math.nextafter(ends[-1], math.inf)]
-    return any(
-        x >= least and all(_COMPARE[symbol](x, value) for symbol, value in limits) for x in (*ends, *between, *beyond)
-    )

@@ -60,18 +60,6 @@ def test_a_condition_holds_as_it_reads(text: str, holds: bool) -> None:
         ("env_steps > nan", "has 'nan' where a finite number should be"),
         ("-inf < env_steps", "has '-inf' where a finite number should be"),
         ("env_steps < 1e999", "has '1e999' where a finite number should be"),
-        ("env_steps > 5 and env_steps < 5", "can never hold"),
-        ("env_steps > 5 and mine/x > 1 and env_steps <= 5", "can never hold"),
-        ("env_steps == 5 and env_steps != 5", "can never hold"),
-        ("5 < env_steps and 3 > env_steps", "can never hold"),
-        ("not env_steps >= 0", "can never hold"),
-        ("env_steps < 0 or updates == -1", "can never hold"),
-        ("time/elapsed_s <= -1", "can never hold"),
-        ("mine/x > mine/x", "can never hold"),
-        ("1 > 2 and env_steps > 5", "can never hold"),
-        ("env_steps > 5 and (updates < 0 or env_steps < 4)", "can never hold"),
-        ("not (env_steps > 5 or not env_steps > 6)", "can never hold"),
-        (" and ".join(["(mine/x > 0 or mine/y > 0)"] * 12 + ["env_steps < 0"]), "can never hold"),
     ],
 )
 def test_anything_else_is_refused(text: str, says: str) -> None:
@@ -79,31 +67,12 @@ def test_anything_else_is_refused(text: str, says: str) -> None:
         StopRule(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "env_steps > 1e300",
-        "env_steps >= 5 and env_steps <= 5",
-        "mine/x < 0 and mine/x != -1",
-        "mine/x > 1 and mine/x < 2 and mine/x != 1.5",
-        "not mine/x == 3",
-        "mine/x >= mine/x",
-        "mine/x > mine/y and mine/y > mine/x",  # only each metric alone is looked at
-        "2 > 1 and env_steps > 5",
-        "env_steps < 0 or mine/x < 0",
-        "not (env_steps > 5 and env_steps < 3)",
-        " and ".join(["(mine/x > 0 or mine/y > 0)"] * 19),
-        " or ".join(["(mine/x > 0 and mine/y > 0)"] * 19),
-    ],
-)
-def test_a_condition_that_may_hold_is_accepted(text: str) -> None:
-    StopRule(text)
-
-
 def test_a_condition_knows_what_it_needs() -> None:
     assert StopRule("eval/return_mean > 3 and env_steps > 5").needs("eval") == "eval/return_mean"
     assert StopRule("eval/return_mean > 3 or eval/return_std < 1").needs("eval") == "eval/return_mean"
     assert StopRule("eval/return_mean > 3 or env_steps > 5").needs("eval") == ""
+    assert StopRule("not (eval/return_mean < 3 or env_steps < 5)").needs("eval") == "eval/return_mean"
+    assert StopRule("not (eval/return_mean < 3 and env_steps < 5)").needs("eval") == ""
     assert StopRule("eval/mine > 3").needs("eval") == ""
     with pytest.raises(ConfigError, match="this run does not evaluate, so that eval/return_mean is never known"):
         from_flat({"stop": "eval/return_mean > 3", "runner": "minibatch_rl"})
