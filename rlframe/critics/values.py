@@ -165,7 +165,7 @@ class QuantileValue(Value):
 
 
 class ImplicitValue(QuantileValue):
-    """Returns at fractions that each update draws (IQN: Dabney, Ostrovski, Silver & Munos 2018); see models.fractions.
+    """Returns at fractions that each update draws (IQN, Dabney et al. 2018); see q_network.Fractions.
 
     The Q-value is the mean of those that the network was asked for; acting asks for the midpoints, as QuantileValue.
     """

@@ -5,6 +5,7 @@ Nothing in a dataset is executed: spaces are read as JSON, and the environment's
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,6 @@ from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
 from rlframe.data.episodes import SAMPLED_ACTION, Episode
-from rlframe.data.scores import ReferenceScores, reference_scores
 from rlframe.data.spaces import difference, read_space
 
 DATA, METADATA = "data", "metadata.json"
@@ -240,3 +240,30 @@ def list_datasets(root: Path) -> list[Path]:
             found.append(Path(folder))
             names.clear()
     return sorted(found)
+
+
+KEYS = ("ref_min_score", "ref_max_score")  # in the metadata, as in Minari
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """Mean returns of episodes."""
+
+    random: float  # of a random policy
+    expert: float
+
+    def normalized(self, return_: Any) -> Any:
+        """100 (G - random) / (expert - random), of returns of any shape: 0 is random, 100 the expert.
+
+        (Fu et al. 2020, D4RL, arXiv 2004.07219, section 5; Minari's get_normalized_score is a hundredth of it)
+        """
+        return 100 * (return_ - self.random) / (self.expert - self.random)
+
+
+def reference_scores(metadata: Mapping[str, Any]) -> ReferenceScores | None:
+    """Those of a dataset's metadata; None if it has not two different numbers."""
+    low, high = (metadata.get(key) for key in KEYS)
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < 1e30 for x in (low, high))
+    if low is None or high is None or not numbers or not math.isfinite(low + high) or low == high:
+        return None
+    return ReferenceScores(float(low), float(high))

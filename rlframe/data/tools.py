@@ -15,8 +15,7 @@ from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
 from rlframe.data.episodes import Episode
-from rlframe.data.reading import DATA, METADATA, Dataset, check_spaces, locate
-from rlframe.data.scores import KEYS, ReferenceScores
+from rlframe.data.reading import DATA, KEYS, METADATA, Dataset, ReferenceScores, check_spaces, locate
 from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of
 from rlframe.record.directory import replace_file
 

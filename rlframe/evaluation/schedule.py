@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlframe.core.ranks import Ranks
-from rlframe.data.scores import ReferenceScores
+from rlframe.data.reading import ReferenceScores
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop
 from rlframe.evaluation.report import RETURN_MEAN
 

@@ -24,8 +24,7 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
-from rlframe.data.reading import check_spaces, open_dataset
-from rlframe.data.scores import KEYS, ReferenceScores
+from rlframe.data.reading import KEYS, ReferenceScores, check_spaces, open_dataset
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
 from rlframe.evaluation.episode_rows import load_episodes
@@ -35,10 +34,9 @@ from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.agents import check_joint
 from rlframe.experiment.compilation import ALONE, Placing, choose_compile
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.league import evaluated_agent, make_leagues
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
-from rlframe.experiment.several import check_agents
+from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
 from rlframe.experiment.weights import (
     check_weights,
     load_optimizers,

@@ -15,8 +15,8 @@ import numpy as np
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generator
-from rlframe.experiment.changes import check_changeable
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.resumable import check_changeable
 from rlframe.study.plan import SEARCH
 from rlframe.study.record import RETURNS
 from rlframe.study.search import Distribution, read_space, word_of
