@@ -31,7 +31,7 @@ SAME: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = 
     "ddpg": (ddpg, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
 }
 NOISY: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {
-    "dqn, images": (dqn, IMAGES, {"batch_size": 8}, {"image_hidden": (8,)}),  # of one environment: may be prefetched
+    "dqn, images": (dqn, IMAGES, {"batch_size": 8}, {"image_hidden": (8,)}),
     "dqn, noisy": (dqn, CARTPOLE, {"batch_size": 8, "explore": "noisy"}, {}),
     "td3": (td3, PENDULUM, {"batch_size": 8}, {}),
     "sac": (sac, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
@@ -55,7 +55,6 @@ class Training:
     def train(self, n_batches: int, last_updates: int = -1) -> None:
         """Collect and learn; after the last batch make so many updates, -1: all."""
         for i in range(n_batches):
-            self.algo.prefetch()
             self.algo.receive(self.sampler.collect())
             due = self.algo.updates_due()
             for _ in range(last_updates if i == n_batches - 1 and last_updates >= 0 else due):
@@ -95,7 +94,7 @@ def interrupted(name: str) -> dict[str, Any]:
 
 def job(info: RankInfo, folder: Path) -> None:
     """Every training, as one of the learners; writes a file of its results."""
-    torch.set_num_threads(2)  # with which one learner would prefetch
+    torch.set_num_threads(2)
     with join(info):
         results = {name: trained(name) for name in {**SAME, **NOISY}}
         resumed = {name: interrupted(name) for name in {**SAME, **NOISY}}

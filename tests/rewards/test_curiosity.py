@@ -35,7 +35,6 @@ from tests.runners.resumed import assert_resumed_exactly, last_state, words
 from tests.runners.resumed_cases import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PICTURES, PPO, REPLAY, SHORT
 from tests.samplers.made import sampler_for
 from tests.tables import read_csv
-from tests.threads import claim_two_threads
 from tests.variants import variants
 
 SMALL: dict[str, Any] = {"hidden": (16,), "embedding": 16, "learning_starts": 0}
@@ -209,7 +208,7 @@ CASES = {  # some steps are collected, and not learned from, when a run is stopp
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY} {ICM} reward.bonus.batch_size=20",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY} {RND} "
     "reward.bonus.batch_size=20 env.normalize_reward=true",
-    "dqn_prefetched": f"algo=dqn {PICTURES} model.image_hidden=[8] {EACH_STEP} {SHORT} {RND} reward.bonus.batch_size=7",
+    "dqn_images": f"algo=dqn {PICTURES} model.image_hidden=[8] {EACH_STEP} {SHORT} {RND} reward.bonus.batch_size=7",
 }
 
 
@@ -217,8 +216,6 @@ CASES = {  # some steps are collected, and not learned from, when a run is stopp
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if case == "dqn_prefetched":
-        claim_two_threads(monkeypatch)
     own = last_state(assert_resumed_exactly(CASES[case], tmp_path, monkeypatch))["algo"]["bonus"]
     assert float(own["deviation"]["statistics"]["count"]) > 100
 

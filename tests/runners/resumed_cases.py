@@ -66,7 +66,7 @@ CASES = {
     "r2d1": f"algo=r2d1 {CARTPOLE} {SEQUENCES} model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {BY_STEPS} {TWO_ROWS} {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} {CONVOLUTIONS} algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
-    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} {CONVOLUTIONS} {EACH_STEP} {SHORT}",
+    "rainbow_images": f"algo=dqn {PICTURES} {RAINBOW} {CONVOLUTIONS} {EACH_STEP} {SHORT}",
     "ppo_in_torch": f"{PPO} {PICTURES} {CONVOLUTIONS} model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",

@@ -24,13 +24,12 @@ from tests.runners.resumed import (
     words,
 )
 from tests.runners.resumed_cases import CARTPOLE, CASES, ON_POLICY, PPO, REPLAY, SMALL, UNREPEATABLE, WALK
-from tests.threads import claim_two_threads
 from tests.variants import variants
 
 SLOW = {  # others do more: test_modes.py, and of models and options those that have state of their own
     *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_in_torch", "ppo_distribution", "ppo_convolutions"),
     *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
-    *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league", "dqn_prefetched", "dqn_initial_priorities", "a2c", "pqn"),
+    *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league", "rainbow_images", "dqn_initial_priorities", "a2c", "pqn"),
     *("btr", "btr_alone", "ppo", "dqn", "ddpg", "sac", "xqc", "r2d1"),  # ppo_vector, dqn_between_updates, flashsac, ...
     *("ppo_lstm", "ppo_transformer"),  # and other folders
 }
@@ -40,14 +39,12 @@ SLOW = {  # others do more: test_modes.py, and of models and options those that 
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if case == "dqn_prefetched":
-        claim_two_threads(monkeypatch)
     assert_resumed_exactly(CASES[case], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_resumed_exactly(f"{CASES['dqn_prefetched']} threads=2", tmp_path, monkeypatch)
+    assert_resumed_exactly(f"{CASES['rainbow_images']} threads=2", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("sampler", ["cpu", "gpu"])
