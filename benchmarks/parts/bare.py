@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from benchmarks.parts.synthetic import N_ACTIONS
 from benchmarks.parts.turns import Unit
 from rlframe.core.seeding import Role, env_seeds
-from rlframe.envs.atari import ALE_DEFAULTS
-from rlframe.envs.make import register_atari
+from rlframe.envs.atari import ALE_DEFAULTS, register_atari
 
 N_PONG = 6  # actions of Pong
 N_CHEETAH = 6  # joints of HalfCheetah

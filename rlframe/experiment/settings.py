@@ -271,8 +271,7 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     if isinstance(around := known_keys(Experiment, given).get(group), Part) and inner_parts(around, name):
         return f"; {group}={given.get(group, around.default)} has no such part"
     word = _OTHER_WORDS.get(name, "")
-    named = [key for key in known if key.rpartition(".")[2] == name]
-    named = [key for key in known if word and key.rpartition(".")[2] == word] + named
+    named = [key for each in dict.fromkeys((word, name)) for key in known if each and key.rpartition(".")[2] == each]
     inside = [key for key in named if key.startswith(f"{group}.")]
     if isinstance(part := known.get(group), Part) and not inside and not (word and named):
         return _of_kind(group, part, name, given, [*known])
