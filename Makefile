@@ -6,8 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 python := $(VENV)/bin/python
-install := $(python) -m pip install --disable-pip-version-check -qq --no-compile -c constraints.txt
-compile := $(python) -m compileall -q -j 0 $(VENV)/lib > /dev/null || true # on all cores, where pip uses one
+install := $(python) -m pip install --disable-pip-version-check -qq -c constraints.txt
 
 .PHONY: help train test test-processors quick lint format docs clean
 .DEFAULT_GOAL := help
@@ -78,11 +77,9 @@ $(VENV)/.created:
 $(VENV)/.installed-train: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing rlframe into $(VENV) (once; a few minutes)'
 	@$(install) -e '.[atari,plot,video]'
-	@$(compile)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing rlframe and the development tools into $(VENV) (once; a few minutes)'
 	@$(install) -e '.[dev]'
-	@$(compile)
 	@touch $@ $(VENV)/.installed-train
