@@ -20,7 +20,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output
 from rlframe.data import tools
 from rlframe.data.episodes import Episode
-from rlframe.data.reading import KEYS, Dataset, datasets_root, list_datasets, open_dataset, reference_scores
+from rlframe.data.reading import SCORE_KEYS, Dataset, datasets_root, list_datasets, open_dataset, reference_scores
 from rlframe.data.rllib import read_json_lines
 from rlframe.data.tools import Limits, like
 from rlframe.data.writing import COMPRESSIONS, NewDataset, check_free
@@ -172,13 +172,13 @@ def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
 
 
 def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
-    given = {key: _number(words, key, math.nan) for key in KEYS}
+    given = {key: _number(words, key, math.nan) for key in SCORE_KEYS}
     into, kind, compression = _target(words, into)
     new = like(dataset, into, format=kind, compression=compression)
     named = {key: value for key, value in given.items() if not math.isnan(value)}
     facts = {**new.facts, **named}
     if named and reference_scores(facts) is None:
-        raise ConfigError(f"{' and '.join(KEYS)} must be two different numbers, the returns of random and expert")
+        raise ConfigError(f"{' and '.join(SCORE_KEYS)} must be two different numbers, the returns of random and expert")
     return replace(new, facts=facts)
 
 

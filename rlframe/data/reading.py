@@ -24,6 +24,7 @@ from rlframe.data.episodes import SAMPLED_ACTION, Episode
 from rlframe.data.spaces import difference, read_space
 
 DATA, METADATA = "data", "metadata.json"
+SCORE_KEYS = ("ref_min_score", "ref_max_score")  # in the metadata, as in Minari
 _ID = re.compile(r"(?:[-\w][-\w/]*/)?[-\w]+-v\d+")
 _WORD = re.compile(r"[\w-]{1,40}")  # no path, and no module:function
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError, MemoryError)
@@ -242,9 +243,6 @@ def list_datasets(root: Path) -> list[Path]:
     return sorted(found)
 
 
-KEYS = ("ref_min_score", "ref_max_score")  # in the metadata, as in Minari
-
-
 @dataclass(frozen=True)
 class ReferenceScores:
     """Mean returns of episodes."""
@@ -262,7 +260,7 @@ class ReferenceScores:
 
 def reference_scores(metadata: Mapping[str, Any]) -> ReferenceScores | None:
     """Those of a dataset's metadata; None if it has not two different numbers."""
-    low, high = (metadata.get(key) for key in KEYS)
+    low, high = (metadata.get(key) for key in SCORE_KEYS)
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < 1e30 for x in (low, high))
     if low is None or high is None or not numbers or not math.isfinite(low + high) or low == high:
         return None

@@ -15,12 +15,12 @@ from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
 from rlframe.data.episodes import Episode
-from rlframe.data.reading import DATA, KEYS, METADATA, Dataset, ReferenceScores, check_spaces, locate
+from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
 from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of
 from rlframe.record.directory import replace_file
 
 _SHARE_BYTES = 1 << 25  # of episodes that are written together
-_KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *KEYS)
+_KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *SCORE_KEYS)
 _BARS, _WIDTH = 10, 40  # of a histogram
 
 

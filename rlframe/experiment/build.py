@@ -24,7 +24,7 @@ from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
-from rlframe.data.reading import KEYS, ReferenceScores, check_spaces, open_dataset
+from rlframe.data.reading import SCORE_KEYS, ReferenceScores, check_spaces, open_dataset
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
 from rlframe.evaluation.episode_rows import load_episodes
@@ -298,7 +298,7 @@ def _reference(experiment: Experiment, in_spaces: tuple[Space, Space]) -> Refere
     found = next((dataset.reference for dataset in datasets if dataset.reference), None)
     if named and found is None and not experiment.eval.estimate:
         raise ConfigError(
-            f"eval.dataset={named:.100} names no {' and '.join(KEYS)} for eval/normalized_score; give them by "
+            f"eval.dataset={named:.100} names no {' and '.join(SCORE_KEYS)} for eval/normalized_score; give them by "
             f"python -m rlframe.data convert, or add eval.estimate=[wis,fqe]"
         )
     return found

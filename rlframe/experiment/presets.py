@@ -152,8 +152,8 @@ def competing_work(keys: Mapping[str, Any]) -> str:
     """What competes with torch's threads for the cores, for `system.machine.limit_threads`, from a run's settings.
 
     Known before torch is loaded, so from keys and preset alone. "processes" or "threads" step the environments. With
-    one environment, this process steps it or waits for it, and "nothing" competes; but an "update"
-    from images in replay takes longer than the steps in between.
+    one environment, this process steps it or waits for it, and "nothing" competes. With images, an "update" from replay
+    takes longer than the steps between two.
     """
     config = _settings(keys)
     images = "ALE/" in str(config.get("env"))

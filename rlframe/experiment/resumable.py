@@ -15,6 +15,14 @@ from rlframe.experiment.objects import is_same, long_key
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.record.branch import changes_of
 
+_GROUPS = ("algo.", "reward.")
+_COUNTS = tuple(  # no sizes of the state
+    f"algo.{name}"
+    for name in ("epochs", "minibatches", "batch_size", "replay_ratio", "policy_interval", "target_interval")
+)
+_IN_STATE = ("algo.v_min", "algo.v_max", "algo.explore.log_std", "algo.optimizer.momentum")  # which the state is of
+WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
+WHAT_CAN += f"and {', '.join(_COUNTS)}; of each policy, if they have names (agents.policies.red.algo.learning_rate)"
 _ADJUSTABLE = (  # in a resumed run
     *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
     *("compile", "sync", "env_vars"),
@@ -63,18 +71,6 @@ def check_fits_state(run: str, config: Mapping[str, Any], given: Mapping[str, An
             f"{', '.join(wrong)} cannot change from the state of {run}, only {WHAT_CAN}; "
             f"for a new run from its weights use init={run}"
         )
-
-
-_GROUPS = ("algo.", "reward.")
-_COUNTS = tuple(  # no sizes of the state
-    f"algo.{name}"
-    for name in ("epochs", "minibatches", "batch_size", "replay_ratio", "policy_interval", "target_interval")
-)
-_IN_STATE = (  # numbers that the state is of
-    *("algo.v_min", "algo.v_max", "algo.explore.log_std", "algo.optimizer.momentum"),
-)
-WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
-WHAT_CAN += f"and {', '.join(_COUNTS)}; of each policy, if they have names (agents.policies.red.algo.learning_rate)"
 
 
 def can_change(key: str, config: Mapping[str, Any]) -> bool:

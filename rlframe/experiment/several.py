@@ -1,4 +1,4 @@
-"""What an environment of several agents asks of an experiment, and what its leagues are; keys that do not fit one."""
+"""Experiments with several agents: the keys that fit them, their leagues, and the agent that is evaluated."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class RedrawnConsole(Console, ABC):
 
     def _position(self) -> str:
         pace = self._pace
-        return f"{pace.step:,}" + (f" / {pace.n_steps:,} {pace.unit}" if pace.n_steps else f" {pace.unit}")
+        return f"{pace.step:,}" + (f" / {pace.n_steps:,}" if pace.n_steps else "") + f" {pace.unit}"
 
     def _speed(self) -> str:
         return self._pace.speed(self._values)

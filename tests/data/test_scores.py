@@ -10,7 +10,7 @@ import pytest
 from rlframe import launch
 from rlframe.data import __main__ as command
 from rlframe.data import open_dataset
-from rlframe.data.reading import KEYS, reference_scores
+from rlframe.data.reading import SCORE_KEYS, reference_scores
 from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.tables import read_csv
 
@@ -41,7 +41,7 @@ def test_scores_are_those_of_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("scores", [(1.0,), (1.0, 1.0), ("1", 2.0), (float("nan"), 1.0), (True, 5.0), (0, 10**400)])
 def test_reference_scores_that_cannot_be_are_none(scores: tuple[object, ...]) -> None:
-    assert reference_scores(dict(zip(KEYS, scores, strict=False))) is None
+    assert reference_scores(dict(zip(SCORE_KEYS, scores, strict=False))) is None
 
 
 def test_scores_are_described_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
