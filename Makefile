@@ -13,10 +13,10 @@ install := $(python) -m pip install --disable-pip-version-check -qq -c constrain
 
 help:
 	@echo 'make train [ARGS="key=value ..."]   train; without ARGS, PPO on CartPole-v1   (python -m rlframe.launch)'
-	@echo 'make test [PYTEST_ARGS="..."]       ruff, mypy and the fast tests, in 3 to 4 minutes'
+	@echo 'make test [PYTEST_ARGS="..."]       ruff, pyrefly and the fast tests, in 3 minutes'
 	@echo 'make test-processors                the fast tests as on other processors, in 15 minutes'
 	@echo 'make quick                          ruff and a part of the tests, in 45 s'
-	@echo 'make lint                           ruff and mypy only'
+	@echo 'make lint                           ruff and pyrefly only'
 	@echo 'make format                         let ruff rewrite the files'
 	@echo 'make docs                           build the docs site into site/'
 	@echo 'make clean                          remove $(VENV) and caches; runs under data/ stay'
@@ -26,7 +26,7 @@ help:
 train: $(VENV)/.installed-train
 	@exec $(python) -m rlframe.launch $(ARGS)
 
-# Three test processes for two cores: some tests wait. mypy runs beside them; its report comes last.
+# Three test processes for two cores: some tests wait.
 workers = $$($(python) -c 'import os; print(3 * (os.cpu_count() or 1) // 2 or 1)')
 # Bytecode is written, whatever the environment says: the commands that tests start would compile every file again.
 pytest = env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest -q -n $(workers) --dist worksteal
@@ -34,9 +34,8 @@ pytest = env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest -q -n $(workers) --d
 test: $(VENV)/.installed-dev
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
-	@$(python) -m mypy > $(VENV)/mypy.txt 2>&1 & mypy=$$!; status=0; \
-	$(pytest) $(PYTEST_ARGS) || status=$$?; \
-	wait $$mypy || status=1; cat $(VENV)/mypy.txt; exit $$status
+	@$(VENV)/bin/pyrefly check --summary=none
+	@$(pytest) $(PYTEST_ARGS)
 
 # The instructions of older processors; Intel's without the setting that rlframe makes for MKL; rounding by batch size.
 processors = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR= OTHER_BITS=1
@@ -54,7 +53,7 @@ quick: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
-	@$(python) -m mypy
+	@$(VENV)/bin/pyrefly check --summary=none
 
 format: $(VENV)/.installed-dev
 	@$(python) -m ruff check --fix .
@@ -66,7 +65,7 @@ docs: $(VENV)/.installed-dev
 	@echo 'Open site/index.html.'
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist site
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site
 	find rlframe tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:

@@ -1,4 +1,4 @@
-"""The wheel: built, installed into an environment of its own, and used by a file that mypy checks."""
+"""The wheel: built, installed into an environment of its own, and used by a file that pyrefly checks."""
 
 import os
 import subprocess
@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 USER = """
+from typing import reveal_type
+
 import rlframe
 
 result = rlframe.train("ppo", "CartPole-v1", n_steps=1_000)
@@ -29,7 +31,7 @@ def run(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess
 @pytest.mark.timeout(600)
 def test_the_types_of_an_installed_wheel_are_checked(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="pip install hatchling")
-    pytest.importorskip("mypy")
+    pytest.importorskip("pyrefly")
     make = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT))
     built = run(ROOT, sys.executable, *make)
     assert built.returncode == 0, built.stderr
@@ -43,8 +45,9 @@ def test_the_types_of_an_installed_wheel_are_checked(tmp_path: Path) -> None:
     python = str(tmp_path / "venv/bin/python")
     found = run(tmp_path, python, "-c", "import rlframe; print(rlframe.__file__)", PYTHONPATH="")
     assert found.stdout.startswith(str(packages)), found.stderr
-    done = run(tmp_path, sys.executable, "-m", "mypy", "--python-executable", python, "user.py")
-    assert 'user.py:5: note: Revealed type is "pathlib.Path"' in done.stdout
-    assert 'user.py:6: error: "float" has no attribute "upper"' in done.stdout
-    assert "user.py:7: error:" in done.stdout
-    assert "Found 2 errors in 1 file" in done.stdout, done.stdout
+    check = ("-m", "pyrefly", "check", "--preset", "default", "--output-format", "min-text", "--min-severity", "info")
+    done = run(tmp_path, sys.executable, *check, "--python-interpreter-path", python, "user.py")
+    assert "user.py:7:12-30: revealed type: Path" in done.stdout
+    assert "user.py:8:1-41: Object of class `float` has no attribute `upper`" in done.stdout
+    assert "user.py:9:45-51: Argument `Literal['many']` is not assignable to parameter `n_steps`" in done.stdout
+    assert done.stdout.count("ERROR") == 2, done.stdout

@@ -100,6 +100,7 @@ class ActorCritic(OffPolicy):
     """Base class of DDPG and SAC: acts at random at first, and learns from replay with scaled returns or not."""
 
     agent: ActorAgent
+    saved: tuple[str, ...] = (*OffPolicy.saved,)
 
     def __init__(
         self,

@@ -311,8 +311,8 @@ class HiddenActions(gymnasium.Wrapper):
             if self._masked:
                 raise ValueError(f"action {action} is forbidden; {np.flatnonzero(self._order < 2)} are allowed")
             hidden = int(self.np_random.integers(2))
-        observation, *rest = self.env.step(hidden)
-        return self._with_candidates(observation), *rest
+        observation, reward, terminated, truncated, info = self.env.step(hidden)
+        return self._with_candidates(observation), reward, terminated, truncated, info
 
     def _with_candidates(self, observation: Any) -> Tree:
         self._order = self.np_random.permutation(len(self._order))

@@ -379,8 +379,8 @@ def make_multi_agent(env: Any, policies: PolicyMap, options: EnvOptions, id_: st
     of_one = {
         "grayscale": options.grayscale,
         "resize": list(options.resize),
+        "frame_stack": options.frame_stack if options.frame_stack > 1 else 0,
     }
-    of_one["frame_stack"] = options.frame_stack if options.frame_stack > 1 else 0
     for key, value in of_one.items():
         if value:
             raise ConfigError(f"env.{key}={value} is for environments of a single agent, and env={id_} has several")

@@ -149,8 +149,8 @@ class _OneDnn(torch.autograd.Function):
         return _onednn(x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,), (x, weight) = gradients, ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
             _product(gradient, weight) if of_x else None,

@@ -71,7 +71,7 @@ def _try(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], k
     """Make a step with a copy of the smallest parameter: torch looks at some arguments only then."""
     copy = min(parameters, key=lambda parameter: parameter.numel()).detach().clone().requires_grad_()
     copy.grad = torch.ones_like(copy)
-    cls([copy], **{"lr": 1e-3, **kwargs}).step()
+    cls([copy], **kwargs).step()
 
 
 _keys = itertools.count()
@@ -105,11 +105,12 @@ class OwnOptimizer(Optimizer):
         self.name, cls = config.name, config.load()
         self._key = next(_keys)
         _known[self._key] = self
+        arguments: dict[str, Any] = {"lr": 1e-3, **config.kwargs}
         with naming(f"algo.optimizer={self.name} cannot be made"):
             try:
-                self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
+                self.optimizer = cls(self.parameters, **arguments)
                 if cls.__module__.startswith("torch."):
-                    _try(cls, self.parameters, config.kwargs)
+                    _try(cls, self.parameters, arguments)
             except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
                 hint = "its arguments are algo.optimizer.kwargs.name=value"
                 raise ConfigError(

@@ -220,7 +220,8 @@ class NotebookConsole(RedrawnConsole):
 
         share = f"{self._pace.fraction():.0%}, " if self._pace.n_steps else ""
         metrics = [f"{name} {format_number(self._values[name])}" for name in key_metrics(self._values)[1:]]
-        text = " | ".join(filter(None, [share + self._position(), self._speed(), self._time_left(), *metrics]))
+        parts = [share + self._position(), self._speed(), self._time_left(), *metrics]
+        text = " | ".join(part for part in parts if part)
         bar = f'<progress value="{self._pace.fraction():.4f}" max="1" style="width: 30%"></progress>'
         shown = {"text/plain": text, "text/html": f"{bar} {html.escape(text)}"}
         if self._handle is None:

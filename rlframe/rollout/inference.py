@@ -40,7 +40,8 @@ class PinnedMemory:
         self._device, self._address = device, 0
         if device.type == "cuda":
             address = min(array.ctypes.data for array in leaves(memory.tree))
-            if int(torch.cuda.cudart().cudaHostRegister(address, memory.n_bytes, 0)) == 0:
+            cudart: Any = torch.cuda.cudart()
+            if int(cudart.cudaHostRegister(address, memory.n_bytes, 0)) == 0:
                 self._address = address
             else:
                 _log.warning(f"{memory.n_bytes / 1e6:,.1f} MB of batches could not be pinned; copies will be slower")
@@ -53,7 +54,8 @@ class PinnedMemory:
     def close(self) -> None:
         """Unregister the memory. May be called twice."""
         if self._address:
-            torch.cuda.cudart().cudaHostUnregister(self._address)
+            cudart: Any = torch.cuda.cudart()
+            cudart.cudaHostUnregister(self._address)
             self._address = 0
 
 

@@ -119,7 +119,7 @@ class StopRule:
             return None if math.isnan(one) or math.isnan(other) else compare(one, other)
 
         def needs(names: Container[str]) -> bool:
-            return left in names or right in names
+            return any(isinstance(x, str) and x in names for x in (left, right))
 
         return _Node(truth, needs, needs)
 

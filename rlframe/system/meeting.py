@@ -69,7 +69,8 @@ class Meeting:
         self._turns[next(each for each in after if not self._work[each])].release()
 
     def _do_work(self) -> None:
-        works, self._work = self._work, [None] * self.n
+        works = self._work
+        self._work = [None] * self.n
         living = [(seat, work) for seat, work in enumerate(works) if work is not None]
         keys = [work.key for _, work in living]
         try:

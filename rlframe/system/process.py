@@ -260,7 +260,7 @@ class ChildProcess:
         """Turn a broken connection into its cause: the child's exception, or its death."""
         try:
             yield
-        except (EOFError, ConnectionError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             self._process.join(_CLOSE_S)
             self._receive_pending()
             raise ChildDied(self._exit_reason()) from None
