@@ -34,6 +34,7 @@ from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
 from rlframe.kernels.device import flushing_denormals, in_bf16
 from rlframe.models.memory import cuts_episodes
+from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
 
 _MOST_FORMS = 8  # of inputs; more would be compiled for ever
@@ -239,7 +240,7 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     }
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
-    with torch.no_grad(), warnings.catch_warnings():
+    with gc_paused(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled

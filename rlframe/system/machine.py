@@ -165,19 +165,18 @@ def _request_huge_pages(libc: ctypes.CDLL, n_bytes: int) -> None:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause garbage collection during imports, and exclude what they create from later collections.
+    """Pause garbage collection where much is made that stays: imports, compilation.
 
-    Saves 0.3 of the 2 s in which torch is imported. Does nothing if torch is already imported.
+    Saves 0.3 of the 2 s in which torch is imported, and a twelfth of a compilation. What the import of torch creates is
+    excluded from later collections too.
     """
-    if "torch" in sys.modules:
-        yield
-        return
-    collects = gc.isenabled()
+    importing, collects = "torch" not in sys.modules, gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if importing:
+            gc.freeze()
         if collects:
             gc.enable()
 
