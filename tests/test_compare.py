@@ -19,6 +19,7 @@ from benchmarks.parts.frameworks import Framework, all_frameworks
 from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
 from benchmarks.parts.turns import Ready, _variables, line
+from rlframe.experiment.job import read_job
 from rlframe.experiment.settings import from_flat
 from tests.fork_server import run_python
 
@@ -74,7 +75,7 @@ def test_a_row_without_its_environment_is_left_out_and_named(monkeypatch: pytest
 @pytest.mark.parametrize("name", ROWS)
 def test_rlframe_is_told_to_do_the_work_of_the_row(name: str) -> None:
     row = ROWS[name]
-    experiment = from_flat(words_of(row, {}))
+    experiment = read_job(words_of(row, {})).experiment  # as launch reads them, with the algorithm's defaults
     algo, sampler, work = experiment.algo, experiment.sampler, row.work
     assert (experiment.env, experiment.threads, experiment.snapshot_mode) == (row.env, row.n_threads, "none")
     if isinstance(work, PPO):
@@ -85,6 +86,7 @@ def test_rlframe_is_told_to_do_the_work_of_the_row(name: str) -> None:
     if work.__class__ is not PPO and work.algo == "dqn":
         assert algo.target_interval * work.every == work.target_every
         assert algo.explore.epsilon == work.epsilon
+        assert (algo.n_step, algo.double) == (1, False), "as others have it"
 
 
 def test_words_of_the_user_win_over_those_of_the_row() -> None:

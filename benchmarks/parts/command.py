@@ -56,6 +56,8 @@ def _off_policy(work: OffPolicy) -> dict[str, str]:
     }
     if work.algo == "dqn":
         return words | {
+            "algo.n_step": "1",
+            "algo.double": "false",
             "algo.target_interval": str(work.target_every // work.every),
             "algo.explore.epsilon": str(work.epsilon),
             "algo.max_grad_norm": str(work.max_grad_norm),
