@@ -96,9 +96,9 @@ def run_study(
 
         rlframe.run_study(seeds=range(3), search={"algo.learning_rate": "loguniform(1e-5,1e-2)"}, n_runs=40, algo="ppo")
 
-    A run is a process of its own, python -m rlframe.launch, so a class or function of a setting must stand in a .py
-    file. What is done is not repeated: the same call with the same log_dir continues a study. The table of the runs is
-    printed, as on the command line.
+    A run is a process of its own, python -m rlframe.launch. Objects that it cannot import, of a notebook for example,
+    are pickled into the study's directory. What is done is not repeated: the same call with the same log_dir continues
+    a study. The table of the runs is printed, as on the command line.
 
     Args:
         variants: settings that differ, one dict for each variant; see train.

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import rlframe
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.objects import ObjectName
+from rlframe.data import Episode, open_dataset
 from rlframe.experiment.objects import named
 from rlframe.experiment.settings import from_flat
 from tests.experiment import forms
@@ -209,6 +211,22 @@ def test_what_a_function_holds_need_not_be_pickled_in_one_process() -> None:
 
     with rlframe.build("ppo", locked, n_steps=64, **SMALL) as run:
         run.train()
+
+
+def test_functions_of_episodes_and_players_may_be_objects(tmp_path: Path) -> None:
+    def threes(episode: Episode) -> Episode:
+        return replace(episode, reward=np.full_like(episode.reward, 3))
+
+    rlframe.train("ppo", Walk, n_steps=64, record=str(tmp_path / "rows"), record_transform=threes, **SMALL)
+    recorded = list(open_dataset(tmp_path / "rows").episodes())
+    assert {float(x) for each in recorded for x in each.reward} == {3.0}
+    data = {"algo.replay": "dataset", "algo.replay.path": str(tmp_path / "rows"), "algo.replay.transform": threes}
+    with rlframe.build("dqn", Walk, n_steps=64, runner="offline_rl", **data, **SMALL) as run:
+        assert float(run.algo.replay.sample(8).return_.mean()) > 2.9
+    played = {"eval.opponents": ["random", threes], "agents.global_state": False}
+    keys = named({"env": "rlframe.envs.debug_agents:TwoStepGame", **played})
+    assert keys["eval.opponents"][0] == "random"
+    assert keys["eval.opponents"][1].value is threes
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,7 @@ def _defined(value: Any) -> Any:
 def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
     """The name by which a command, a program of its own, finds the object: in its file if it cannot import it.
 
-    Raises:
-        ConfigError: it has none.
+    Empty if it has none: it was defined in a notebook, within a function, or made by a call.
     """
     module, _, name = given.rpartition(":")
     if not module or can_import(module):
@@ -75,10 +74,7 @@ def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
     else:
         file = vars(sys.modules[module]).get("__file__") or "" if module in sys.modules else ""
     if given.endswith("()") or (module and not file and not can_import(module)):
-        raise ConfigError(
-            f"{given.key}={given} has no name in other programs, as the runs of a study are; define it in a .py file, "
-            f"outside of functions, and import it from there"
-        )
+        return ""
     return f"{Path(file).absolute()}:{name}" if file and file not in command else given[:]
 
 

@@ -27,12 +27,15 @@ _LISTS = {  # and what their elements are
     "env.wrappers": "a wrapper's class, or a function of an environment",
     "sampler.statistics": "the class of a rlframe.rollout.EpisodeStatistic, or a function that makes one",
     "loggers": "a name, or a rlframe.record.Logger, its class or an instance",
+    "eval.opponents": "random, or a function of (observation, action_space, rng) that returns an action",
 }
 _SINGLE = {
     "eval.function": "a function of (policy, make_env)",
     "model.encoder": "a name, or the class of a torch.nn.Module, or a function of the observation space",
     "model.distribution": "a name, or the class of a rlframe.distributions.Distribution, or a function of the shape",
     "agents.map_function": "policies of agents by name, or a function of (agent, episode) that returns a policy",
+    "record_transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
+    "algo.replay.transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
     "agents.global_state": "true, or a function of the agents' observations, {agent: observation}, for critics alone",
 }
 _WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE}

@@ -238,7 +238,8 @@ def setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _safe(value: str) -> str:
-    """A value as part of a directory's name: [64,64] is 64x64, ALE/Pong-v5 is ALE_Pong-v5."""
+    """A value as part of a directory's name: [64,64] is 64x64, ALE/Pong-v5 is ALE_Pong-v5, ./mine.py:Env is Env."""
+    value = re.sub(r"[^,\[]*\.py:", "", value)
     return re.sub(r"[^\w.+=-]", "_", re.sub(r"[\[\](){}\s]", "", value).replace(",", "x"))
 
 

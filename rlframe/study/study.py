@@ -11,11 +11,12 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
-from rlframe.core.objects import ObjectName, name_elsewhere
+from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.record.directory import replace_file
+from rlframe.study.objects import StudyObjects
 from rlframe.study.pbt import PbtPlan
 from rlframe.study.plan import (
     INNERMOST,
@@ -154,7 +155,7 @@ def run_study(
     Args:
         command: such as [sys.executable, __file__, "train"].
         variants: the settings; lists and tuples are written as 64,64. As in rlframe.train, keys of a group may be a
-            dict, and classes and functions that stand in a file, or Configs, may take the place of names.
+            dict, and classes, functions, instances and Configs may take the place of names.
         log_dir: the study's directory; an existing one is continued. Empty: a new directory below data/.
         order: innermost runs all seeds of a variant first; outermost runs all variants with the first seed first.
     """
@@ -168,7 +169,8 @@ def run_study(
         if reserved:
             raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
         directory = Path(log_dir).expanduser().absolute() if log_dir else dated("study")
-        arguments = [words_of_variant(variant, command) for variant in variants]
+        objects = StudyObjects(directory)
+        arguments = [words_of_variant(variant, command, objects) for variant in variants]
         template = CommandTemplate(tuple(command), resumes_by_directory=False)
         base = {key: value for key, value in arguments[0].items() if all(each.get(key) == value for each in arguments)}
         settings = [{key: value for key, value in each.items() if key not in base} for each in arguments]
@@ -176,7 +178,9 @@ def run_study(
         runs = in_order(make_runs(partial(template.make_run, directory, ""), base, combinations), order)
         facts = {"command": list(command), "variants": arguments, "seeds": list(seeds)}
         study = Study(directory, runs, facts, f"the same script with log_dir={directory}")
-        return execute(study, make_slots(affinity, read_topology(), len(runs)), options)
+        slots = make_slots(affinity, read_topology(), len(runs))
+        with objects.kept():
+            return execute(study, slots, options)
 
     return run_command(body, [])
 
@@ -188,19 +192,20 @@ def check_not_imported() -> None:
         raise ConfigError(f"{main.name} imports this script; call run_study below if __name__ == '__main__':")
 
 
-def words_of_variant(variant: Mapping[str, Any], command: Sequence[str]) -> dict[str, str]:
-    """The settings of a variant as words of a command; raises ConfigError for an object that has no name there."""
+def words_of_variant(variant: Mapping[str, Any], command: Sequence[str], objects: StudyObjects) -> dict[str, str]:
+    """The settings of a variant as words of a command, whose objects are named by `objects`."""
     words: dict[str, str] = {}
     for key, value in dotted(variant.items()).items():
         parts = value if isinstance(value, (list, tuple)) else [value]
         is_plain = all(isinstance(part, str | int | float | None) for part in parts)
         words |= {
-            name: _text(each, command) for name, each in ({key: value} if is_plain else named({key: value})).items()
+            name: _text(each, command, objects)
+            for name, each in ({key: value} if is_plain else named({key: value})).items()
         }
     return words
 
 
-def _text(value: Any, command: Sequence[str]) -> str:
+def _text(value: Any, command: Sequence[str], objects: StudyObjects) -> str:
     if isinstance(value, (list, tuple)):
-        return ",".join(_text(each, command) for each in value)
-    return name_elsewhere(value, command) if isinstance(value, ObjectName) else str(value)
+        return ",".join(_text(each, command, objects) for each in value)
+    return objects.name(value, command) if isinstance(value, ObjectName) else str(value)

@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.job import check_words
+from rlframe.record.context import dated
+from rlframe.study.objects import StudyObjects
 from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, bare_key, setting_names
 from rlframe.study.search import SEARCH_KEYS
@@ -27,11 +30,17 @@ def train_variants(
         shared: settings of all variants, and those of the study: log_dir, affinity, retries, n_runs and so on.
     """
     check_not_imported()
-    words = words_of_variant(shared, _COMMAND)
-    experiments = _experiments([words_of_variant(each, _COMMAND) for each in variants], words, seeds, search)
+    log_dir = str(shared.get("log_dir", ""))
+    objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
+    words = words_of_variant(shared, _COMMAND, objects)
+    each = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
+    if objects:
+        words["log_dir"] = str(objects.directory)
+    experiments = _experiments(each, words, seeds, search)
     command = [f"{key}={text}" for key, text in words.items()]
-    study, slots, options = plan_study(command, experiments, check_words, trust=False)
-    execute(replace(study, resume_hint=f"log_dir={study.directory} in the same call"), slots, options)
+    with objects.kept():
+        study, slots, options = plan_study(command, experiments, check_words, trust=False)
+        execute(replace(study, resume_hint=f"log_dir={study.directory} in the same call"), slots, options)
     return read_study(study.directory)
 
 

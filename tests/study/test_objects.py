@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from rlframe.algos import ppo
+from rlframe.core.parts import find_attribute
 from rlframe.study import run_study
 from tests.experiment import forms
 from tests.experiment.forms import FastPPO, Slower, Walk
@@ -60,19 +62,25 @@ def test_a_class_of_a_script_is_named_by_its_file(tmp_path: Path, script: Module
 @pytest.mark.parametrize(
     "env", [lambda: Walk(), Walk(), functools.partial(Walk, 4)], ids=["lambda", "object", "partial"]
 )
-def test_an_object_without_a_name_is_refused(env: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_study(PRINTS, [{"env": env}], [0], str(tmp_path / "study")) == 2
-    assert (
-        "has no name in other programs, as the runs of a study are; define it in a .py file" in capsys.readouterr().err
-    )
+def test_an_object_without_a_name_is_kept_for_the_runs(env: Any, tmp_path: Path) -> None:
+    name = words_of({"env": env}, tmp_path / "study")["env"]
+    assert re.fullmatch(rf"{tmp_path}/study/objects_\w+\.py:\w+", name)
+    assert isinstance(find_attribute(name, "env")(), Walk)
 
 
-def test_a_class_of_a_notebook_is_refused(
-    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_of_a_notebook_is_kept_once(tmp_path: Path, script: ModuleType) -> None:
     del script.__file__
-    assert run_study(PRINTS, [{"env": script.Own}], [0], str(tmp_path / "study")) == 2
-    assert "env=__main__:Own has no name in other programs" in capsys.readouterr().err
+    words = words_of({"env": script.Own, "eval.env": script.Own, "callbacks": [Slower()]}, tmp_path / "study")
+    assert words["env"] == words["eval.env"]
+    assert words["env"].endswith(".py:Own")
+    assert words["callbacks"].endswith(".py:Slower")
+    assert find_attribute(words["env"], "env").__mro__[1] is Walk
+
+
+def test_another_study_keeps_its_objects(tmp_path: Path) -> None:
+    name = words_of({"env": lambda: 1, "do": "a"}, tmp_path)["env"]
+    assert run_study(PRINTS, [{"env": lambda: 2, "do": "b"}], [0], str(tmp_path)) == 2, "it has other runs"
+    assert find_attribute(name, "env")() == 1
 
 
 def test_a_run_that_imports_the_script_starts_no_study(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
 
 import rlframe
 from rlframe.core.errors import ConfigError
+from rlframe.envs.debug_envs import TimeLimit
 from rlframe.launch import main
 
 SHORT = {
@@ -37,7 +40,8 @@ SHORT = {
         ([{}], {"n_runs": 3}, "n_runs=3 is for a search"),
         ([{}], {"search": {"algo.clip": "unifrom(0,1)"}}, "did you mean uniform"),
         ([{"algo": "ppo"}, {"algo": "a2c"}], {"search": {"algo.discount": "uniform(0,1)"}}, "a search is of one"),
-        ([{"env": lambda: None}], {}, "has no name in other programs"),
+        ([{"env": partial(print, Lock())}], {}, "env=builtins:print.. cannot be copied by pickling"),
+        ([{"env": lambda: 3}], {"algo": "ppoo"}, "did you mean ppo"),
     ],
     ids=lambda each: str(each)[:30],
 )
@@ -51,7 +55,10 @@ def test_wrong_settings_start_nothing(
 
 @pytest.mark.slow
 def test_variants_are_trained_scored_and_continued(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    variants = [{"algo": "ppo", "model": {"hidden": [8]}}, {"algo": "a2c", "algo.learning_rate": 1e-3}]
+    class Own(TimeLimit):
+        """Defined in a function, which no other program can import."""
+
+    variants = [{"algo": "ppo", "env": Own()}, {"algo": "a2c", "algo.learning_rate": 1e-3}]
     study = rlframe.run_study(variants, seeds=range(2), log_dir=tmp_path, **SHORT)
     assert [(row["algo"], row["seed"], row["state"]) for row in study.runs] == [
         ("ppo", 0, "done"),
@@ -59,12 +66,13 @@ def test_variants_are_trained_scored_and_continued(tmp_path: Path, capfd: pytest
         ("a2c", 0, "done"),
         ("a2c", 1, "done"),
     ]
-    assert all(row["score"] > 0 for row in study.runs)
+    assert all(row["score"] > 0 for row in study.runs if row["algo"] == "a2c")
     assert set(study.curves()["run"]) == {row["run"] for row in study.runs}
     again = rlframe.run_study(variants, seeds=range(3), log_dir=tmp_path, **SHORT)
     assert [row["score"] for row in again.runs if row["seed"] < 2] == [row["score"] for row in study.runs]
     assert "4 already done" in capfd.readouterr().out
-    assert main([f"resume={tmp_path}", "dry_run=true"]) == 0, "and launch continues it"
+    assert main([f"resume={tmp_path}", "dry_run=true"]) == 2, "its directory holds pickled code"
+    assert main([f"resume={tmp_path}", "dry_run=true", "trust=true"]) == 0, "and launch continues it"
 
 
 @pytest.mark.slow
