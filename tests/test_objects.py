@@ -118,6 +118,11 @@ def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
     assert config["algo.optimizer"] == "torch.optim.radam:RAdam"
 
 
+def test_a_policy_needs_neither_the_callbacks_nor_trust_in_them(run_dir: Path) -> None:
+    others = {"env": Walk, "algo.optimizer": torch.optim.RAdam}
+    assert rlframe.load_policy(run_dir, **others).observation_space.shape == (6,)
+
+
 def test_a_run_is_titled_by_the_names_of_its_classes() -> None:
     experiment = from_flat(named({"algo": forms.FastPPO, "env": lambda: Walk()}))
     assert experiment.title() == "FastPPO_lambda"

@@ -58,7 +58,7 @@ def load_trained(
             do not fit the network.
     """
     params, given = params_of(resolve_snapshot(path)), long_keys(changes)
-    config = recorded(read_config(params, trust, given), given, str(params), NOT_OF_POLICY)
+    config = recorded(read_config(params, trust, given, NOT_OF_POLICY), given, str(params))
     check_of_policy(given, config)
     snapshot, weights, meta = _weights(path, policies_in(config))
     check_network(merge(config, changes)[0], weights, str(snapshot))

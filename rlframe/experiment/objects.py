@@ -6,7 +6,7 @@ A class, function or instance may stand wherever a key takes `module:name`, and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -40,7 +40,8 @@ _SINGLE = {
 }
 _WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE}
 _MAP = "agents.map"
-NOT_OF_POLICY = ("callbacks", "sampler.statistics", "loggers")  # the keys with names that trained agents do without
+# The keys with names that trained agents do without.
+NOT_OF_POLICY = ("callbacks", "sampler.statistics", "loggers", "record_transform", "algo.replay.transform")
 _SHORT = ("explore", "replay")  # the keys of these parts may be written without algo.
 
 
@@ -177,20 +178,18 @@ def is_same(given: Any, before: Any) -> bool:
     return bool(module) and ("<lambda>" in known or (name == known and (module == old or moved)))
 
 
-def recorded(
-    config: Mapping[str, Any], given: Mapping[str, Any], source: str, without: Collection[str] = ()
-) -> dict[str, Any]:
+def recorded(config: Mapping[str, Any], given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A config read from the file `source`, whose names bring objects where other processes do not find them.
 
     Args:
-        given: settings in the place of its own.    without: keys that are not looked at.
+        given: settings in the place of its own.
     Raises:
         ConfigError: a name means nothing here; the message says which object to hand over.
     """
     found, known = dict(config), known_keys(Experiment, {**config, **given})
     for key, value in config.items():
         part = x if isinstance(x := known.get(key), Part) else None
-        if key in given or key in without or not value or not (part or without_policy(key) in (*_ENVS, *_WANTED)):
+        if key in given or not value or not (part or without_policy(key) in (*_ENVS, *_WANTED)):
             continue
         for text in value if isinstance(value, list) else [value]:
             try:

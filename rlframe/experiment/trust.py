@@ -7,7 +7,7 @@ from another person, so its config may name only parts of rlframe, registered en
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -71,17 +71,21 @@ _PATTERN = re.compile(r"[\w*?\-]*")  # of names of agents
 _KWARGS = re.compile(r"([\w-]+\.)*(env_)?kwargs(\..*)?")  # keys of arguments
 
 
-def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def read_config(
+    path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({}), without: Collection[str] = ()
+) -> dict[str, Any]:
     """The `config` of a params.json, for `from_flat`. Its sync is not checked: only a resumed run copies itself.
 
     Args:
         given: settings in the place of its own; what they name by an object needs no trust.
+        without: keys that are left out, and need none.
     Raises:
         ConfigError: it does not exist, is damaged or too large, or needs trust (see `check_trusted`).
     """
     config = read_json(path).get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{printable(str(path))} has no config")
+    config = {key: x for key, x in config.items() if key not in without}
     unused = {"sync", *(key for key, x in given.items() if is_object(x))}
     check_trusted({key: x for key, x in config.items() if key not in unused}, str(path), trust)
     return config
