@@ -136,6 +136,10 @@ def endless(render_mode: str = "") -> gymnasium.Env:
         (["n_episodes=1", "video=/proc"], "cannot hold films"),
         (["out=/proc/x/y.json", "n_episodes=1"], "cannot be written"),
         (["out=/proc/x.csv", "n_episodes=1"], "out=/proc/x.csv cannot be written"),
+        (
+            ["dataset=/proc/rows", "n_episodes=1"],
+            "/proc/rows cannot be written: No such file or directory; name another",
+        ),
         (["out=/proc", "n_episodes=1"], "out=/proc cannot be written: it is a directory"),
     ],
 )

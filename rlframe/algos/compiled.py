@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import OptimizerStep, arithmetic_of
 from rlframe.algos.recorded import Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
-from rlframe.kernels.device import flushing_denormals, in_bf16
+from rlframe.kernels.device import in_bf16
 from rlframe.models.memory import cuts_episodes
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
@@ -118,7 +118,7 @@ class Compiled:
         steps = [step for step in update.steps if not step.is_captured]  # a CUDA graph does the host's part itself
         for step in steps:
             step.before_launch()
-        with torch.no_grad(), flushing_denormals():
+        with torch.no_grad(), arithmetic_of(update.steps):
             found = update.rebuild(update.run(*tensors, *update.state))
         for step in steps:
             step.after_launch(inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,11 @@ from rlframe.models.network import NO_UNITS, Units
 from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+
+def arithmetic_of(steps: Iterable[OptimizerStep]) -> AbstractContextManager[None]:
+    """Context for an update that makes these steps: without denormals, where each optimizer's step does without."""
+    return flushing_denormals() if all(step.optimizer.flushes for step in steps) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class OptimizerStep:
         if math.isfinite(numbers[0] + numbers[1]):
             if self.clips:
                 clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
-            with flushing_denormals() if self.optimizer.flushes else nullcontext():
+            with arithmetic_of([self]):
                 self.optimizer.advance(self.rate)
             self.units.project()
         else:

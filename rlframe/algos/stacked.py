@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.compiled import CompileChoice, Update, compile_graph
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import OptimizerStep, arithmetic_of
 from rlframe.algos.recorded import Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, leaves
-from rlframe.kernels.device import flushing_denormals
 from rlframe.system.meeting import Meeting
 
 Run = Callable[..., Sequence[Tensor]]
@@ -41,6 +40,7 @@ class _Recorded:
     graph: Any
     given: list[Tensor]
     state: list[Tensor]
+    steps: list[OptimizerStep]
 
 
 class UpdateStack:
@@ -88,7 +88,8 @@ class UpdateStack:
         brought: _Recorded | NotCompiled
         try:
             graph, state, rebuild = record(learn, inputs, schedules, steps)
-            launched, brought = [step for step in steps if step.launched], _Recorded(graph, given, state)
+            launched = [step for step in steps if step.launched]
+            brought = _Recorded(graph, given, state, launched)
         except NotCompiled as error:
             brought = error
         key = getattr(learn, "__name__", ""), [(x.shape, x.dtype) for x in given]
@@ -117,7 +118,7 @@ class UpdateStack:
         given = [torch.stack([(each or first).given[i] for each in found]) for i in range(len(first.given))]
         state = [self._stacked([each.state[i] if each else None for each in found]) for i in range(len(first.state))]
         graph = mapped_graph(first.graph, [*given, *state])
-        mapped = _Mapped(self._compiled(graph, [*given, *state]), given, state)
+        mapped = _Mapped(self._compiled(graph, [*given, *state]), given, state, first.steps)
         return [mapped] * self.meeting.n
 
     def _compiled(self, graph: Any, examples: list[Tensor]) -> Run:
@@ -144,15 +145,15 @@ class UpdateStack:
 class _Mapped:
     """An update of all runs, from the inputs of each. Of a run that has ended it is repeated, which nobody looks at."""
 
-    def __init__(self, run: Run, given: list[Tensor], state: list[Tensor]) -> None:
-        self._run, self._given, self._state = run, given, state
+    def __init__(self, run: Run, given: list[Tensor], state: list[Tensor], steps: Sequence[OptimizerStep]) -> None:
+        self._run, self._given, self._state, self._steps = run, given, state, steps
         self._newest: list[Sequence[Tensor]] = [*zip(*(x.clone().unbind() for x in given), strict=True)]
 
     def __call__(self, brought: Sequence[Sequence[Tensor] | None]) -> list[Sequence[Tensor]]:
         self._newest = [new or last for new, last in zip(brought, self._newest, strict=True)]
         for place, tensors in zip(self._given, zip(*self._newest, strict=True), strict=True):
             torch.stack(tensors, out=place)
-        with torch.no_grad(), flushing_denormals():
+        with torch.no_grad(), arithmetic_of(self._steps):
             found = self._run(*self._given, *self._state)
         return [*zip(*(x.unbind() for x in found), strict=True)] or [()] * len(brought)
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.files import check_folder, read_json
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, locate
 from rlframe.data.spaces import space_json
@@ -42,15 +42,19 @@ def check_name(name: str, key: str = "") -> Path:
 
 
 def check_free(name: str, key: str = "", own: Sequence[str] = ()) -> None:
-    """Raise ConfigError if `name` is no name of a dataset, or there is one of this name.
+    """Raise ConfigError if `name` is no name of a dataset, there is one of this name, or none can be made there.
 
     Args:
         key: whose value it is.    own: tokens of writers that may overwrite it.
     """
-    path = check_name(name, key)
+    path, start = check_name(name, key), f"{key}={name:.200}: " if key else ""
     if os.path.lexists(path) and not is_of(path, own):
-        start = f"{key}={name:.200}: " if key else ""
         raise ConfigError(f"{start}a dataset is there already: {path}; use another name, or remove it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder(path.parent)
+    except OSError as error:
+        raise ConfigError(f"{start}{path} cannot be written: {error.strerror}; name another place") from None
 
 
 def is_of(path: Path, tokens: Sequence[str]) -> bool:

@@ -36,7 +36,7 @@ def test_an_update_without_results_has_none_for_each_run() -> None:
         state += x.sum(-1)
         return []
 
-    mapped = _Mapped(run, [seen.clone()], [total])
+    mapped = _Mapped(run, [seen.clone()], [total], [])
     assert mapped([(x,) for x in seen]) == [(), (), ()]
     assert total.tolist() == [1.0, 5.0, 9.0]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.base import Progress
-from rlframe.algos.optimizer_step import make_optimizer_step
+from rlframe.algos.optimizer_step import OptimizerStep, arithmetic_of, make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.kernels.device import flushes_denormals, flushing_denormals
 from rlframe.optimizers import AdamConfig
@@ -53,14 +53,18 @@ def test_a_user_who_flushes_denormals_still_does_after_it() -> None:
         torch.set_flush_denormal(False)
 
 
+def made_with(weight: nn.Parameter, epsilon: float) -> OptimizerStep:
+    config = SimpleNamespace(learning_rate=1e-3, max_grad_norm=float("inf"), optimizer=AdamConfig(epsilon=epsilon))
+    return make_optimizer_step([weight], Schedules(config, 1000, Progress()))
+
+
 def after_death(epsilon: float) -> tuple[Tensor, Tensor, bool]:
     """Weights and first moments of a step's network, half of which has a gradient at its first step only.
 
     Also whether the steps flushed denormals.
     """
     weight = nn.Parameter(torch.linspace(-1, 1, 8))
-    config = SimpleNamespace(learning_rate=1e-3, max_grad_norm=float("inf"), optimizer=AdamConfig(epsilon=epsilon))
-    step = make_optimizer_step([weight], Schedules(config, 1000, Progress()))
+    step = made_with(weight, epsilon)
     lives = torch.arange(8) < 4
     for i in range(1000):
         step.minimize((weight * (lives | (i == 0))).square().sum())
@@ -83,3 +87,7 @@ def test_moments_of_dead_units_do_not_become_denormal_and_no_weight_changes(monk
 def test_no_denormal_is_zero_where_epsilon_would_not_cover_it() -> None:
     """A root of 0 without epsilon divides by 0."""
     assert after_death(0.0)[2] is False
+    covered, bare = (made_with(nn.Parameter(torch.ones(1)), epsilon) for epsilon in (1e-8, 0.0))
+    for steps, flushes in (([covered], True), ([covered, bare], False), ([], True)):
+        with arithmetic_of(steps):
+            assert flushes_denormals() is flushes, "as in a compiled update that makes these steps"
