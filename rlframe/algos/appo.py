@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import (
     Batch,
     OnPolicyConfig,
@@ -32,6 +33,7 @@ from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
 from rlframe.ops.policy_gradient import (
     clipped_surrogate,
     explained_variance,
@@ -45,6 +47,12 @@ from rlframe.ops.returns import v_trace
 @chz.chz
 class Config(OnPolicyConfig):
     """Defaults are PPO's, with V-trace's for its traces."""
+
+    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=32, B=16))
+    for_vectors = Defaults(
+        batch=BatchSpec(T=32, B=8),
+        own={"learning_rate": 1e-3, "epochs": 8, "minibatches": 1, "entropy_coef": 0.0},
+    )
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)

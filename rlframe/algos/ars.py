@@ -15,6 +15,7 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import ActorAgent
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.evolution import Evolution, EvolutionConfig
 from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
@@ -27,6 +28,8 @@ from rlframe.optimizers import OptimizerConfig, optimizer
 @chz.chz
 class Config(EvolutionConfig):
     """The paper's names: alpha, nu, N, b."""
+
+    for_vectors = Defaults(ModelConfig(hidden=()))  # a linear policy
 
     learning_rate: Scheduled = scheduled(0.02, "alpha")
     optimizer: OptimizerConfig | str = optimizer("sgd")

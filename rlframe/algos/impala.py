@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
 from rlframe.ops.policy_gradient import explained_variance, kl_from_ratio, masked_mean
 from rlframe.ops.returns import v_trace
 from rlframe.optimizers import OptimizerConfig, optimizer
@@ -27,6 +29,9 @@ from rlframe.optimizers import OptimizerConfig, optimizer
 @chz.chz
 class Config(OnPolicyConfig):
     """Defaults are the paper's (table D.3), for losses that are means over rows where the paper's are sums."""
+
+    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=20, B=32))
+    for_vectors = Defaults(batch=BatchSpec(T=5, B=8), own={"learning_rate": 2e-3, "entropy_coef": 0.0})  # A2C's
 
     learning_rate: Scheduled = scheduled("linear(6e-4,0)", "of the optimizer; the paper searched 5e-6 to 5e-3")
     # The paper: RMSProp without momentum, and 0.1 under the root, for sums over 640 rows.

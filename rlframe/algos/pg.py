@@ -14,6 +14,7 @@ import chz
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
@@ -25,6 +26,8 @@ from rlframe.ops.returns import discounted_return
 @chz.chz
 class Config(OnPolicyConfig):
     """The return is Monte Carlo to the episode's end, completed by the baseline where the batch ends first."""
+
+    for_vectors = Defaults(batch=BatchSpec(T=32, B=8), own={"learning_rate": 3e-3})
 
     learning_rate: Scheduled = scheduled(1e-3, "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)

@@ -53,6 +53,7 @@ class Config:
             "minibatches": 4,
             "explore.epsilon": "linear(1,0.05,0.2)",
         },
+        normalize_reward=True,
     )
 
     learning_rate: Scheduled = scheduled(2.5e-4, "of the optimizer")

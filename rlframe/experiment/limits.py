@@ -140,12 +140,12 @@ def check_networks(experiment: Experiment, observation_space: Space, action_spac
     targets = int(hasattr(algo, "target_interval"))
     numbers = n * (2 + moments + targets * (not n_critics)) + in_critics * (2 + moments + targets) + n_bonus
     on_gpu, available = device.type == "cuda", available_memory()
-    setting = (
+    weights = (
         f"{_largest(experiment)}: {n + in_critics + n_bonus:,} weights for observations of "
-        f"{_numbers(observation_space):,} numbers, with gradients, {moments} moments of each by the optimizer"
-        f"{' and targets' * targets},"
+        f"{_numbers(observation_space):,} numbers"
     )
-    _check_fits(setting, _NUMBER * (n + n_bonus), available, "memory")  # they are made there
+    _check_fits(weights, _NUMBER * (n + n_bonus), available, "memory")  # they are made there
+    setting = f"{weights}, with gradients, {moments} moments of each by the optimizer{' and targets' * targets},"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else available
     _check_fits(setting, _NUMBER * numbers, total, f"memory of {device}" if on_gpu else "memory")
 

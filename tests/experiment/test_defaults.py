@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlframe.algos import a2c, ddpg, dqn, es, ppo, pqn, r2d1, sac, td3
+from rlframe.algos import a2c, appo, ars, ddpg, dqn, es, impala, pg, ppo, pqn, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
 from rlframe.experiment.config import check_parts
@@ -108,7 +108,9 @@ def test_show_says_which_algorithm_a_default_is_of(capsys):
     assert (printed["algo.tau"], printed["algo.n_step"]) == ("command line", "default")
 
 
-@pytest.mark.parametrize("module", [a2c, ddpg, dqn, es, ppo, pqn, r2d1, sac, td3], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [a2c, appo, ars, ddpg, dqn, es, impala, pg, ppo, pqn, r2d1, sac, td3], ids=lambda module: module.__name__
+)
 def test_agents_made_by_hand_have_the_network_of_their_algorithm(module):
     observations = spaces.Box(-1, 1, (3,), np.float32)
     actions = spaces.Box(-1, 1, (1,), np.float32) if module in (ddpg, sac, td3) else spaces.Discrete(2)
