@@ -103,8 +103,6 @@ ATTACKS: dict[str, tuple[Attack, tuple[str, ...], tuple[int, ...]]] = {
             {"algo": "./evil.py"},
             {"algo": None},
             {"algo": {"a": 1}},
-            {"callbacks": "os:system"},
-            {"loggers": "os:system"},
             {"model__encoder": "evil:Encoder"},
             {"precision": "evil"},
             {"seed": -1},
@@ -115,6 +113,11 @@ ATTACKS: dict[str, tuple[Attack, tuple[str, ...], tuple[int, ...]]] = {
             {"algo__replay": "make"},
         )
     },
+    **{
+        f"{key} resumed": (config(**{key: "os:system"}), ("resume", "again"), ERRORS)
+        for key in ("callbacks", "loggers")
+    },
+    "callbacks evaluated": (config(callbacks="os:system", loggers="os:system"), ("evaluate",), (0,)),  # without them
     **{
         f"place {changes}": (config(**changes), ("evaluate", "resume"), ANY)
         for changes in (
