@@ -5,7 +5,7 @@
     python -m benchmarks.gpu device=cpu small=true     a smoke test; its numbers mean nothing
 
 The cases are sac, td3, dqn_cartpole, dqn_atari and crossq as in `benchmarks.updates`, and three large networks: those
-of mujoco/xqc_halfcheetah, mujoco/flashsac_halfcheetah and atari/btr_pong, with the widths and batches of the presets.
+of mujoco/xqc_halfcheetah, but four layers of 512, mujoco/flashsac_halfcheetah and atari/btr_pong, with their batches.
 The sides, in fp32 where nothing else is said:
 
   plain     each kernel launched from Python
@@ -54,7 +54,7 @@ def all_cases(small: bool) -> dict[str, Case]:
     halfcheetah = ((17,), 6)
     return cases(small) | {
         "crossq": Case("sac", *halfcheetah, (256, 256), 256, rows, "mujoco/crossq_halfcheetah"),
-        "xqc": Case("sac", *halfcheetah, (), 256, rows, "mujoco/xqc_halfcheetah"),
+        "xqc": Case("sac", *halfcheetah, (512, 512, 512, 512), 256, rows, "mujoco/xqc_halfcheetah"),
         "flashsac": Case("sac", *halfcheetah, (), 512, rows, "mujoco/flashsac_halfcheetah"),
         "btr": Case("dqn", (4, 84, 84), 6, (), 256, frames, "atari/btr_pong"),
     }
