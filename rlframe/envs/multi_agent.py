@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.errors import ConfigError, naming, warn_once
 from rlframe.core.multi_agent import (
     FIRST,
     OBSERVATION,
@@ -126,7 +126,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def _policy_of(self, agent: str, episode: int) -> str:
         if self._function is None:
             return self._map.of(agent)
-        found = self._function(agent, episode)
+        with naming(f"agents.map={self._map.function}, agent {agent}"):
+            found = self._function(agent, episode)
         if not isinstance(found, str):
             raise ConfigError(f"agents.map={self._map.function} gave {found!r:.60} for agent {agent}; return a policy")
         return found

@@ -24,7 +24,10 @@ class NoEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = found.observation_space, found.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> NoReturn:
-        raise RuntimeError("env=none cannot be played; give the environment of the dataset (env=, eval.env=)")
+        raise ConfigError(
+            "env=none cannot be played; give the environment of the dataset (env=ID, in training eval.env=ID), or "
+            "estimate without playing (evaluate RUN_DIR estimate=fqe dataset=NAME)"
+        )
 
     def step(self, action: Any) -> NoReturn:
         raise RuntimeError("env=none cannot be played")

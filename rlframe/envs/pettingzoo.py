@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.core.multi_agent import OBSERVATION, PolicyMap
 from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
@@ -154,7 +154,10 @@ class Extras:
     def update(self, observations: Mapping[str, Any]) -> None:
         """Take the state after a step, of which these are the observations."""
         if self._function:
-            self._state = np.asarray(self._function(dict(observations)), np.float32)
+            with naming(f"agents.global_state={self._name}"):
+                self._state = np.asarray(self._function(dict(observations)), np.float32)
+            if not np.isfinite(self._state).all():
+                raise InvalidValue(f"agents.global_state={self._name} gave NaN or Inf")
         elif self._name:
             try:
                 self._state = self._env.state()
@@ -206,12 +209,14 @@ def _box_of(state: Any) -> spaces.Box:
 def as_parallel(env: Any) -> tuple[Any, bool]:
     """The environment with PettingZoo's parallel interface, and whether its agents take turns."""
     import pettingzoo
-    from pettingzoo.utils.conversions import aec_to_parallel_wrapper
+    from pettingzoo.utils.conversions import aec_to_parallel_wrapper, turn_based_aec_to_parallel_wrapper
 
     from rlframe.envs.aec import Cycles, Turns
 
     if type(env) is aec_to_parallel_wrapper:  # what an environment's parallel_env is, mostly
         return Cycles(env.aec_env), False
+    if type(env) is turn_based_aec_to_parallel_wrapper:  # whose agents act also where they only wait
+        return Turns(env.aec_env), True
     if isinstance(env, pettingzoo.ParallelEnv):
         return env, False
     return (Cycles(env), False) if env.metadata.get("is_parallelizable", False) else (Turns(env), True)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.wrappers import FrameStackObservation
 
 from rlframe.core import spaces
-from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.errors import ConfigError, PartError, warn_once
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
@@ -91,7 +91,7 @@ class PythonEnvs(Envs):
                 self._envs.append(make())
             except Exception as error:
                 self.close()
-                if isinstance(error, ConfigError):
+                if isinstance(error, ConfigError | PartError):
                     raise
                 problem = f"environment {self._first + index} could not be made: {type(error).__name__}: {error}"
                 raise env_error(problem, "fix its constructor or env_kwargs", seed=seeds[index]) from error

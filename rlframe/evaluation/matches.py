@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
-from rlframe.core.errors import ConfigError, PartError, aligned, printable, shortened, warn_once
+from rlframe.core.errors import ConfigError, PartError, aligned, naming, printable, shortened, warn_once
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
 from rlframe.core.parts import find_attribute
 from rlframe.core.seeding import Role, generator, seed_int
@@ -73,7 +73,8 @@ class FunctionPlayer:
         if self._function is None:
             action = random_actions(observation_space, action_space, row[OBSERVATION], [self._rng])
             return action_decoder(action_space)(action)
-        action = self._function(map_tree(lambda x: x[0], row[OBSERVATION]), action_space, self._rng)
+        with naming(f"player {self.name}, agent {agent}"):
+            action = self._function(map_tree(lambda x: x[0], row[OBSERVATION]), action_space, self._rng)
         if not action_space.contains(action):
             raise PartError(f"player {self.name}: {action!r:.60} for agent {agent} is not in {action_space}")
         return map_tree(lambda x: np.asarray(x)[None], action)

@@ -101,10 +101,21 @@ def long_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
         place = str(found["algo.replay.memory"])
         new = "memory" if place == "cpu" else place
         raise ConfigError(f"algo.replay.memory={place:.40} is written algo.replay={new}")
-    if isinstance(given := found.get("agents.map"), str) and not given.startswith("{"):
-        found["agents.map_function"] = found.pop("agents.map")
+    if isinstance(given := found.get("agents.map"), str):
+        if given.startswith("{"):
+            found["agents.map"] = _map_of_agents(given)
+        else:
+            found["agents.map_function"] = found.pop("agents.map")
     if "writers" in found:
         raise ConfigError(f"writers={found['writers']} is written loggers={found['writers']}")
+    return found
+
+
+def _map_of_agents(text: str) -> dict[str, str]:
+    """The policies of agents in `agents.map={agent_*: red}`."""
+    found = _parse("agents.map", text)
+    if not isinstance(found, dict) or not all(isinstance(name, str) for pair in found.items() for name in pair):
+        raise ConfigError(f"agents.map={text:.100} must be written {{agent_*: red, other: blue}}, with a space after :")
     return found
 
 

@@ -29,7 +29,8 @@ def saved_part(init: str, part: str, policy: str) -> Any:
     """
     path, _, named = init.rpartition(":") if ":" in init and not Path(init).exists() else (init, "", "")
     if not Path(path).exists():
-        raise ConfigError(f"init={init}: there is no such run directory or snapshot")
+        key = f"agents.policies.{policy}.init" if policy else "init"
+        raise ConfigError(f"{key}={init}: there is no such run directory or snapshot")
     several, wanted = policies_at(Path(path)), named or policy
     if not several and not named:
         return load_snapshot(Path(path), key=part)[0]

@@ -15,7 +15,7 @@ pytest.importorskip("pettingzoo")
 
 from rlframe.agents.team import Team
 from rlframe.algos import ppo
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, PartError
 from rlframe.core.multi_agent import JointSpace, PolicyMap, columns_of, observation_of, random_actions
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves
@@ -275,17 +275,31 @@ def test_what_is_not_finite_is_told_of_an_opponent_without_the_agent_which_is_an
         (lambda: Crowd(kinds=2), PolicyMap(), "policy shared: agents even_0 and odd_1 have different observations"),
         (Crowd, PolicyMap(patterns={"*": "red"}, policies=("blue",)), "gives agent even_0 the policy red"),
         (Crowd, PolicyMap(global_state="true"), "no state"),
+        (Crowd, PolicyMap(function="builtins:abs"), "^agents.map=builtins:abs, agent even_0: .*takes exactly one"),
+        (Crowd, PolicyMap(global_state="builtins:abs"), "^agents.global_state=builtins:abs: .*bad operand type"),
         (Odd, PolicyMap(), "agent stranger is none of possible_agents"),
         (Leaver, PolicyMap(), r"agent even_\d \(policy shared\) left without"),
         (Lost, PolicyMap(), r"the reward of agent even_\d \(policy shared\) is not finite"),
         (lambda: Blind(death=0.0), PolicyMap(), r"agent even_2 \(policy shared\): the observation is not finite"),
     ],
-    ids=["none", "empty", "spaces", "unknown", "state", "stranger", "leaver", "nan", "blind"],
+    ids=[
+        "none",
+        "empty",
+        "spaces",
+        "unknown",
+        "state",
+        "map raises",
+        "state raises",
+        "stranger",
+        "leaver",
+        "nan",
+        "blind",
+    ],
 )
 def test_bad_input_names_agent_and_policy(make: Callable[[], Any], policies: PolicyMap, words: str) -> None:
     def play() -> None:
         envs = make_envs(EnvConfig(make, policies=policies), 1, [0])
         serial.SerialSampler(envs, team_of(envs), 64).collect()
 
-    with pytest.raises((ConfigError, EnvError), match=words):
+    with pytest.raises((ConfigError, EnvError, PartError), match=words):
         play()

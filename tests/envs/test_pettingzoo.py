@@ -76,8 +76,12 @@ def test_agents_one_after_another_become_the_parallel_environment_that_pettingzo
 
     from rlframe.envs.aec import Cycles
     from rlframe.envs.aec import Turns as OneByOne
+    from rlframe.envs.pettingzoo import as_parallel
 
     simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
+    rewrapped, in_turn = as_parallel(turn_based_aec_to_parallel(tests.agents_envs.Turns()))
+    assert in_turn, "its agents act where they only wait, and those rows would be learned from"
+    assert isinstance(rewrapped, OneByOne)
     spread = [simple_spread.parallel_env(max_cycles=4) for _ in range(2)]
     turns = [OrderEnforcingWrapper(tests.agents_envs.Turns()) for _ in range(2)]
     pairs = [(Cycles(spread[0].aec_env), spread[1]), (OneByOne(turns[0]), turn_based_aec_to_parallel(turns[1]))]

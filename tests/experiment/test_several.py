@@ -83,6 +83,14 @@ def test_a_policys_name_that_metrics_cannot_have_is_refused() -> None:
             from_flat({"agents.map.red_*": name})
 
 
+def test_a_map_of_agents_on_the_command_line_names_policies_as_its_dotted_form_does() -> None:
+    dotted = from_flat({"agents.map.red_*": "red", "agents.map.blue": "one", "agents.policies.one.algo": "dqn"})
+    braced = from_flat({"agents.map": '{red_*: red, "blue": one}', "agents.policies.one.algo": "dqn"})
+    assert to_flat(braced) == to_flat(dotted)
+    with pytest.raises(ConfigError, match=r"agents.map={red_\*:red,blue:one} must be written .*, with a space after"):
+        from_flat({"agents.map": "{red_*:red,blue:one}"})
+
+
 def test_metrics_of_policies_are_known_to_stop_rules_evaluations_and_the_console() -> None:
     assert StopRule("episode/red/return_mean > 5")({"episode/red/return_mean": 6.0})
     assert StopRule("eval/red/return_mean > 5").needs("eval") == "eval/red/return_mean"
