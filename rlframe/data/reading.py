@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Discrete
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json
@@ -140,6 +141,9 @@ class Dataset:
             return ArrowColumns(self.path / DATA, self.observation_space, self.action_space, self.jpeg, self.format)
         except ImportError as error:
             raise ConfigError(f'the dataset {self.path} needs {error.name}: pip install "rlframe[data]"') from None
+        except _DAMAGES as error:
+            reason = printable(" ".join(str(error).split())[:200])
+            raise ConfigError(f"the dataset {self.path} is damaged: {reason}") from None
 
     def _checked(self, found: Mapping[str, Any]) -> Episode:
         """The episode of these arrays; raises ValueError if they do not belong together."""
@@ -180,6 +184,8 @@ def _of_space(space: Space, values: Any, n: int, name: str) -> Any:
             raise ValueError(f"{part_name} is {x.dtype}, not {dtype}")
         if dtype.kind == "f" and not np.isfinite(x).all():
             raise ValueError(f"{part_name} has NaN or Inf")
+        if isinstance(part, Discrete) and x.size and not (part.start <= x.min() and x.max() < part.start + part.n):
+            raise ValueError(f"{part_name} goes from {x.min()} to {x.max()}, and {part} does not")
         x = x.astype(dtype, copy=False)
         return x if x.flags.writeable else x.copy()  # of a mapped file
 

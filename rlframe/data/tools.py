@@ -108,7 +108,7 @@ class Limits:
 
 def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Callable[[], Iterator[Episode]], ...]:
     """Two parts of a dataset, of which the first has this fraction of the episodes, drawn at random."""
-    n = round(dataset.n_episodes * fraction)
+    n = round(dataset.n_episodes * fraction) if 0 < fraction < 1 else 0
     if not 0 < n < dataset.n_episodes:
         raise ConfigError(
             f"fraction={fraction:g} of {dataset.n_episodes} episodes leaves one part empty; use one between "
@@ -186,6 +186,8 @@ def draw(found: Mapping[str, Description], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    if out.suffix[1:] not in (known := pyplot.figure().canvas.get_supported_filetypes()):
+        raise ConfigError(f"out={out}: the suffix is none of {', '.join(sorted(known))}")
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for name, each in found.items():
         for axis, values in zip(axes, (each.returns, each.lengths), strict=True):

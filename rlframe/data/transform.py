@@ -63,6 +63,8 @@ def _check(episode: Episode, where: str) -> None:
                 raise ConfigError(
                     f"{where} gave an episode of {T} rewards whose {name} is {what}; it needs {n} numbers"
                 )
+            if x.dtype.kind == "f" and not np.isfinite(x).all() and not name.startswith("info"):
+                raise ConfigError(f"{where} gave an episode whose {name} has NaN or Inf")
 
 
 def transformed(episodes: Iterable[Episode], transform: Transform) -> Iterator[Episode]:

@@ -60,6 +60,8 @@ def load_trained(
     params, given = params_of(resolve_snapshot(path)), long_keys(changes)
     config = recorded(read_config(params, trust, given, NOT_OF_POLICY), given, str(params))
     check_of_policy(given, config)
+    if config.get("env") == "none" and "env" in given:  # whose only argument is its dataset
+        config = {key: x for key, x in config.items() if key.partition(".")[0] != "env_kwargs"}
     snapshot, weights, meta = _weights(path, policies_in(config))
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = from_flat(config, changes).without_init()

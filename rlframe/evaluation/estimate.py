@@ -178,7 +178,10 @@ def _check(policy: TargetPolicy, episodes: Sequence[Episode], discount: float, m
     check_episodes(episodes, policy.observation_space, policy.action_space)
     limit = time_limit_of(episodes)
     if discount == 1 and not limit and {*methods} - {*OF_RATIOS}:
-        raise ConfigError(f"discount=1 is for {', '.join(OF_RATIOS)}, or episodes with a time limit; use 0.99 or so")
+        raise ConfigError(
+            f"discount=1 is for {', '.join(OF_RATIOS)}, or episodes with a time limit; use 0.99 or so "
+            "(in a training run it is sampler.discount, by default the algorithm's)"
+        )
     return limit
 
 

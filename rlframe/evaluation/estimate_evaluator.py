@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Sequence
 
 from gymnasium import Space
 
 from rlframe.agents import Agent
+from rlframe.core.errors import warn_once
 from rlframe.data.episodes import Episode
 from rlframe.evaluation.estimate import EstimateConfig, check_methods, estimate
 from rlframe.evaluation.evaluator import BaseEvaluator, Stop, never
 from rlframe.evaluation.target_policy import target_policy
+
+_log = logging.getLogger("rlframe")
 
 
 class EstimateEvaluator(BaseEvaluator):
@@ -29,21 +34,30 @@ class EstimateEvaluator(BaseEvaluator):
         seed: int = 0,
         interval_steps: float = 0.0,
         config: EstimateConfig = EstimateConfig(),  # noqa: B008  # frozen
+        explore: bool = True,
+        epsilon: float = math.nan,
     ) -> None:
         """Args:
             spaces: of observations and actions.    episodes: kept in memory.
-            discount, methods, config: see `estimate`.
+            discount, methods, config: see `estimate`.    explore, epsilon: see `target_policy`.
         Raises:
             ConfigError: an unknown method, or the probabilities of the agent's actions are not known.
         """
-        check_methods(methods, target_policy(agent, *spaces))
+        self._explores, self._noted = (explore, epsilon), False
+        check_methods(methods, target_policy(agent, *spaces, *self._explores))
         self.interval_steps = interval_steps
         self._agent, self._spaces, self._episodes = agent, spaces, list(episodes)
         self._discount, self._methods, self._seed, self._config = discount, tuple(methods), seed, config
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
-        policy = target_policy(self._agent, *self._spaces)
+        policy = target_policy(self._agent, *self._spaces, *self._explores)
         report = estimate(policy, self._episodes, self._discount, self._methods, self._seed, self._config)
+        for note in report.notes():
+            if note.startswith("warning: "):
+                warn_once(f"estimates: {note.removeprefix('warning: ')}")
+            elif not self._noted:
+                _log.info(f"estimates: {note}")
+        self._noted = True
         return report.metrics()
 
     def close(self) -> None:

@@ -313,9 +313,9 @@ def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space
             f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"
         )
     episodes = load_episodes(name, *in_spaces)
-    discount = experiment.sampler_config().discount
+    discount, how = experiment.sampler_config().discount, {"explore": config.explore, "epsilon": config.epsilon}
     return EstimateEvaluator(
-        agent, in_spaces, episodes, discount, config.estimate, experiment.seed, config.interval_steps
+        agent, in_spaces, episodes, discount, config.estimate, experiment.seed, config.interval_steps, **how
     )
 
 

@@ -24,7 +24,7 @@ from rlframe.data.transform import Transform, load_transform, transformed
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
 from rlframe.replay.frames import BrokenStack
-from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored
+from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored, TooLarge
 
 _CHUNK = 1024  # rows that are appended at a time, where the reader lets them be any number
 _ROOM = 64  # time steps besides those of the data, for frames before the first row
@@ -207,7 +207,14 @@ def _filled_as(
     n_rows = dataset.n_steps + dataset.n_episodes
     state = map_tree(lambda x: x[:1], spec.state)
     config: ReplayConfig = kind(size=-(-n_rows // T) * T + max(T, _ROOM))
-    buffer: Any = config.make(replace(spec, size=config.size, batch_spec=BatchSpec(T, 1), state=state))
+    try:
+        buffer: Any = config.make(replace(spec, size=config.size, batch_spec=BatchSpec(T, 1), state=state))
+    except TooLarge as error:
+        other = "" if isinstance(config, OnDisk) else "use algo.replay.place=disk, or "
+        raise ConfigError(
+            f"the dataset {dataset.path} of {dataset.n_steps:,} steps needs {error.needs}; {other}take a part of it: "
+            f"python -m rlframe.data filter"
+        ) from None
     assert isinstance(buffer, ReplayBuffer)
     found, kept = Digest(), Digest()  # before and after the transform
     episodes = kept.follow(transformed(found.follow(dataset.episodes()), transform))
@@ -220,6 +227,8 @@ def _filled_as(
         raise ConfigError(f"the dataset {dataset.path} claims {dataset.n_steps:,} steps and has {has}")
     if kept.n_steps > dataset.n_steps:
         raise ConfigError(f"algo.replay.transform adds steps to the {dataset.n_steps:,} of {dataset.path}; it may not")
+    if not kept.n_steps:
+        raise ConfigError(f"algo.replay.transform leaves no episode of the {dataset.n_episodes:,} of {dataset.path}")
     if not buffer.n_rows:
         raise ConfigError(f"the dataset {dataset.path} has no rows that {spec.reader} can sample")
     return buffer, kept

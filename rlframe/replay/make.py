@@ -314,14 +314,21 @@ def _checked_size(
     return f"{n:,} rows of {in_arrays + other:,} bytes: {size}{guess}, in {config.place}", in_arrays + other
 
 
+class TooLarge(ValueError):
+    """A replay that does not fit; `needs`: how much, and of what, without a remedy."""
+
+    def __init__(self, text: str, needs: str) -> None:
+        super().__init__(text)
+        self.needs = needs
+
+
 def _check_fits(config: Stored, needed: int, available: int, where: str) -> None:
     if needed > available:
         less = int(config.size * available / needed)
         remedy = "" if isinstance(config, OnDisk) else ", or algo.replay=disk"
-        raise ValueError(
-            f"algo.replay.size={config.size} needs {gigabytes(needed)} ({needed:,} bytes) of {where}, but only "
-            f"{gigabytes(available)} are available; use algo.replay.size={less} or less{remedy}"
-        )
+        needs = f"{gigabytes(needed)} ({needed:,} bytes) of {where}, but only {gigabytes(available)} are available"
+        text = f"algo.replay.size={config.size} needs {needs}; use algo.replay.size={less} or less{remedy}"
+        raise TooLarge(text, needs)
 
 
 def gigabytes(n_bytes: int) -> str:

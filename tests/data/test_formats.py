@@ -119,6 +119,7 @@ NAN = pa.FixedSizeListArray.from_arrays(pa.array(np.full(16, np.nan, np.float32)
         ({"rewards": pa.array(np.full(4, np.nan))}, "rewards have NaN or Inf"),
         ({"observations": NAN}, "observation has NaN or Inf"),
         ({"actions": None}, "it lacks actions"),
+        ({"actions": pa.array([0, 1, 2, 0])}, r"action goes from 0 to 2, and Discrete\(2\) does not"),
         ({"actions": pa.array([b"\x80\x04."] * 4)}, "a column holds binary, not numbers"),
         ({"observations": pa.array(np.zeros(4, np.float32))}, "cannot reshape array of size 4"),
     ],
@@ -128,6 +129,16 @@ def test_columns_that_do_not_fit_are_one_line(tmp_path: Path, columns: dict[str,
     _rewrite(next((path / "data/0").glob("*.arrow")), **columns)
     with pytest.raises(ConfigError, match=f"episode 0 of the dataset {path}.*{says}"):
         list(open_dataset(path).episodes())
+
+
+def test_a_torn_or_missing_file_of_hdf5_is_one_line(tmp_path: Path) -> None:
+    tools.write(NewDataset(str(tmp_path / "torn"), *CARTPOLE, SPEC, {}, "hdf5"), episodes([3, 4], *CARTPOLE))
+    file = next((tmp_path / "torn/data").glob("*.hdf5"))
+    file.write_bytes(file.read_bytes()[:-400])
+    for says in ("truncated file", "main_data.hdf5"):
+        with pytest.raises(ConfigError, match=f"the dataset {tmp_path}/torn is damaged: .*{says}"):
+            list(open_dataset(tmp_path / "torn").episodes())
+        file.unlink(missing_ok=True)
 
 
 def test_a_torn_table_and_a_link_are_one_line(tmp_path: Path) -> None:

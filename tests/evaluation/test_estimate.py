@@ -168,6 +168,19 @@ def test_an_evaluator_logs_estimates_of_the_agent_as_it_is_now() -> None:
     assert evaluator.evaluate(2)["estimate/wis"] > first["estimate/wis"] + 0.5
 
 
+def test_a_greedy_policy_is_estimated_while_it_learns_and_what_it_rests_on_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = make_policy_agent(STATES, ACTIONS, ModelConfig())
+    data = [replace(each, info={}) for each in walk(20, 0)]
+    with caplog.at_level("INFO", "rlframe"):
+        noisy = EstimateEvaluator(agent, (STATES, ACTIONS), data, 0.9, ["fqe", "wis"])
+        assert "estimate/wis" in noisy.evaluate(0)
+    assert "log-probabilities of the data: cloned" in caplog.text
+    greedy = EstimateEvaluator(agent, (STATES, ACTIONS), walk(20, 0), 0.9, ["fqe"], explore=False)
+    assert greedy.evaluate(0)["estimate/fqe"] != noisy.evaluate(0)["estimate/fqe"]
+
+
 def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
     def message(*arguments: object) -> str:
         with pytest.raises(ConfigError) as error:
@@ -180,7 +193,7 @@ def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
     assert "each once" in message(right(), episodes, 0.9, ["wis", "wis"])
     assert "0 episodes" in message(right(), [], 0.9, ["wis"])
     assert "from 0 to 1" in message(right(), episodes, 1.5, ["wis"])
-    assert "discount=1" in message(right(), episodes, 1.0, ["fqe"])
+    assert "sampler.discount" in message(right(), episodes, 1.0, ["fqe"])
     broken = replace(episodes[0], action=episodes[0].action[:-1])
     assert "episode 1 of the dataset" in message(right(), [episodes[1], broken], 0.9, ["wis"])
     wide = replace(episodes[0], action=episodes[0].action[:, None])

@@ -130,7 +130,7 @@ def test_rewards_are_scaled_so_that_returns_span_a_range(tmp_path: Path) -> None
         OfDatasets(path=one, return_range=1000.0, live=0.5)
 
 
-def test_what_cannot_be_read_names_the_key(tmp_path: Path) -> None:
+def test_what_cannot_be_read_names_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored(tmp_path, episodes([4], *CARTPOLE), *CARTPOLE)
     with pytest.raises(ConfigError, match=r"algo\.replay=dataset needs algo\.replay\.path=NAME"):
         replay(OfDatasets())
@@ -138,6 +138,12 @@ def test_what_cannot_be_read_names_the_key(tmp_path: Path) -> None:
         OfDatasets(path="{a-v0: -1}")
     with pytest.raises(ConfigError, match=r"empty/test-v0 has no episodes"):
         replay(OfDatasets(path=stored(tmp_path / "empty", [], *CARTPOLE)))
+    with monkeypatch.context() as patch:
+        patch.setattr("rlframe.replay.make.available_memory", lambda: 100)
+        with pytest.raises(
+            ConfigError, match=r"the dataset .* of 4 steps needs .*; use algo.replay.place=disk, or take"
+        ):
+            replay(OfDatasets(path=path))
     with pytest.raises(ConfigError, match=r"does not fit the environment of this run: action: Discrete\(2\)"):
         make_replay(OfDatasets(path=path), CARTPOLE[0], spaces.Discrete(3), SPEC, NStep(0.9, 1))
 
@@ -159,6 +165,8 @@ def test_a_function_of_the_users_transforms_episodes_as_they_are_read(tmp_path: 
         "counted": "gave",
         "broken": "broken: KeyError",
         "short": "of 2 rows",
+        "unknown": "whose reward has NaN or Inf",
+        "nothing": "leaves no episode of the 3",
     }.items():
         with pytest.raises(ReadableError, match=rf"algo\.replay\.transform.*{says}|{says}"):
             replay(OfDatasets(path=path, transform=f"{__name__}:{name}"))
@@ -170,6 +178,14 @@ def counted(episode: Episode) -> int:
 
 def short(episode: Episode) -> Episode:
     return replace(episode, observation=episode.observation[:2])
+
+
+def unknown(episode: Episode) -> Episode:
+    return replace(episode, reward=episode.reward * np.nan)
+
+
+def nothing(episode: Episode) -> None:
+    return None
 
 
 def broken(episode: Episode) -> Episode:
