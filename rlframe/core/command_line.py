@@ -28,6 +28,7 @@ class KeyValues:
     def __init__(self, argv: Iterable[str]) -> None:
         """Raise ConfigError for an argument of another form or a repeated key."""
         self.remaining: dict[str, str] = {}
+        self._asked: dict[str, None] = {}  # keys that getters have removed, or would have
         for word in argv:
             if len(word) > _MAX_WORD:
                 raise ConfigError(
@@ -42,6 +43,7 @@ class KeyValues:
             self.remaining[key] = value
 
     def text(self, key: str, default: str = "") -> str:
+        self._asked[key] = None
         return self.remaining.pop(key, default)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -63,7 +65,8 @@ class KeyValues:
         return int(number)
 
     def check_unknown(self, known: Iterable[str]) -> None:
-        """Raise ConfigError for a key that no getter has removed."""
+        """Raise ConfigError for a key that no getter has removed, with these and those that getters know."""
+        known = [*dict.fromkeys([*known, *self._asked])]
         for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
 

@@ -85,6 +85,8 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
 
 
 def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if not preset and "env" not in keys and "dataset" in (keys.get("algo.replay"), keys.get("replay")):
+        return {}, ()  # the environment is the dataset's
     if not preset:
         return {}, _presets_to_take(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
     config = load_preset(preset)

@@ -122,6 +122,7 @@ class PlainConsole(Console):
             self._say({"env_steps": 0, unit: step}, True)
 
 
+_ESTIMATE = re.compile(r"estimate/[a-z]+")  # without its interval
 _SCORE = re.compile(r"episode/(?!agent/)[^/]+/return_mean")  # of one of several agents or policies
 
 
@@ -130,6 +131,7 @@ def key_metrics(row: Mapping[str, float]) -> list[str]:
     step = "env_steps" if row["env_steps"] or not row.get("updates") else "updates"
     first = [name for name in (step, "episode/return_mean", "eval/return_mean") if name in row]
     scores = [name for name in row if _SCORE.fullmatch(name)]
+    scores += [name for name in row if _ESTIMATE.fullmatch(name)]
     losses = [name for name in row if name.startswith("algo/") and name.endswith(("loss", "/entropy"))]
     return [name for name in first + scores + losses if not math.isnan(row[name])]
 

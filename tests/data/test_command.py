@@ -66,7 +66,7 @@ def _line(name: str) -> str:
         (["convert", "test-v0", "into=test-v0"], "a dataset is there already"),
         (["convert", "test-v0", "into=x-v0", "format=csv"], "format=csv is not one of arrow, parquet, hdf5"),
         (["filter", "test-v0", "into=x-v0", "min_return=high"], "min_return=high must be a number"),
-        (["filter", "test-v0", "into=x-v0", "least=3"], "unknown key 'least'"),
+        (["filter", "test-v0", "into=x-v0", "min_retrun=3"], "did you mean min_return or"),
         (["filter", "test-v0", "into=x-v0", "min_length=10"], "test-v0 has no episode within these limits"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=1"], "leaves one part empty"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=nan"], "leaves one part empty"),

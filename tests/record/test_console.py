@@ -15,6 +15,8 @@ ROW = {
     "episode/return_mean": 132.41,
     "eval/return_mean": float("nan"),
     "algo/value_loss": 0.012345,
+    "estimate/fqe": 41.5,
+    "estimate/fqe_low": 40.5,
     "algo/grad_norm": 3.0,
     "time/env_steps_per_s": 12_345.4,
 }
@@ -30,7 +32,8 @@ def test_a_plain_line_has_the_key_metrics_speed_and_time_left(
     now[0] += 12.0
     plain.write(ROW)
     assert capsys.readouterr().out == (
-        "env_steps 25,600 | episode/return_mean 132.4 | algo/value_loss 0.01235 | 12,345 steps/s | 00:12 left\n"
+        "env_steps 25,600 | episode/return_mean 132.4 | estimate/fqe 41.50 | algo/value_loss 0.01235 | 12,345 steps/s "
+        "| 00:12 left\n"
     )
 
 
