@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from rlframe.core.errors import warn_once
 from rlframe.core.struct import Tree
 
 # Keys of Dict observations that say which actions an environment allows, and what each action is:
@@ -58,6 +59,11 @@ def check_observation_space(space: Space, name: str = "observation") -> None:
         case spaces.Dict() | spaces.Tuple():
             if not space.spaces:
                 raise ValueError(f"{name} space {space} has no elements")
+            if isinstance(space, spaces.Dict) and {*space.spaces} == {"policy", "critic"}:
+                warn_once(
+                    f"policies see both parts of {name}, policy and critic; the part for critics alone is to be called "
+                    f"{PRIVILEGED}"
+                )
             for part_name, part in _parts(space, name):
                 check_observation_space(part, part_name)
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.spaces import (
     action_decoder,
     action_parts,
@@ -213,3 +213,9 @@ def test_an_error_about_a_space_that_prints_in_lines_is_one_line() -> None:
     error = ConfigError(f"action space {spaces.MultiDiscrete([[2, 3], [3, 2]])} is not supported")
     assert "\n" not in str(error)
     assert "[2 3]  [3 2]" in str(error)
+
+
+def test_a_critics_part_of_another_name_is_told_to_reach_policies_too(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    check_observation_space(spaces.Dict(policy=spaces.Discrete(2), critic=spaces.Discrete(3)))
+    assert "the part for critics alone is to be called privileged" in caplog.text
