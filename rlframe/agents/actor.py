@@ -162,8 +162,9 @@ def bounded_box(action_space: Space) -> spaces.Box:
     """
     if not isinstance(action_space, spaces.Box):
         raise ConfigError(
-            f"action space {action_space}: DDPG, TD3, TD3+BC, SAC and CQL need one Box (or for SAC and CQL one "
-            f"Discrete); for others use algo=ppo or a2c (for data bc or marwil), or flatten the actions in a wrapper"
+            f"action space {action_space}: DDPG, TD3, TD3+BC, MADDPG, SAC and CQL need one Box (or for SAC and CQL one "
+            f"Discrete); for others use algo=ppo or a2c (for data bc or marwil, for several agents "
+            f"qmix), an argument of the environment that makes actions a Box, or flatten them in a wrapper"
         )
     if not action_space.is_bounded():
         raise ConfigError(

@@ -29,6 +29,7 @@ from rlframe.kernels.device import choose_precision
 from rlframe.record.directory import run_directory, run_tokens
 from rlframe.record.loggers import check_loggers
 from rlframe.record.remote import check_uri
+from rlframe.replay import OfDatasets
 from rlframe.runners.recording import named_for
 from rlframe.system.distributed import rank_from_environment
 
@@ -208,6 +209,8 @@ def place_job(job: Job) -> tuple[Job, int]:
     elif experiment.learners == AUTO:
         experiment, reason = hardware.choose_learners(experiment)
         notes = (*notes, *filter(None, [reason]))
+    if getattr(experiment.algo, "imitates", False) and not isinstance(experiment.algo.replay, OfDatasets):
+        notes = (*notes, "without data it imitates its own play: give algo.replay=dataset algo.replay.path=NAME")
     experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.n_ranks
     check_machine(experiment, n_here)

@@ -8,7 +8,7 @@ from rlframe.algos import a2c, appo, ars, ddpg, dqn, es, impala, pg, ppo, pqn, r
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
 from rlframe.experiment.config import check_parts
-from rlframe.experiment.job import read_job
+from rlframe.experiment.job import place_job, read_job
 from rlframe.experiment.settings import to_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -144,3 +144,8 @@ def test_a_run_with_defaults_names_the_preset_of_its_pair():
     (note,) = read_job({"algo": "a2c", "env": "Pendulum-v1"}).notes
     assert note.startswith("presets for this environment: ")
     assert read_job({"algo": "ppo", "env": "Acrobot-v1"}).notes == ()
+
+
+def test_cloning_without_data_is_told():
+    assert any("imitates its own play" in note for note in place_job(read_job({"algo": "bc"}))[0].notes)
+    assert not any("own play" in note for note in place_job(read_job({"algo": "marwil"}))[0].notes)
