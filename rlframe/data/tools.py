@@ -16,7 +16,7 @@ from gymnasium import Space
 from rlframe.core.errors import ConfigError
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
-from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of
+from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
 from rlframe.record.directory import replace_file
 
 _SHARE_BYTES = 1 << 25  # of episodes that are written together
@@ -80,7 +80,7 @@ def _write_hdf5(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]
     folder.mkdir(parents=True)
     columns = () if new.compression == "none" else ("observations", "actions", "rewards", "infos")
     n, n_steps = write_hdf5(folder, iter(episodes), dict.fromkeys(columns, "gzip"))
-    replace_file(folder / METADATA, json.dumps(metadata_of(new, n, n_steps)))
+    replace_file(folder / METADATA, json.dumps(metadata_of(new, n, n_steps, size_in_mb(folder))))
     return n, n_steps
 
 

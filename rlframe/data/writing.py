@@ -78,8 +78,14 @@ class NewDataset:
     compression: str = "none"  # of COMPRESSIONS
 
 
-def metadata_of(new: NewDataset, n_episodes: int, n_steps: int) -> dict[str, Any]:
-    """The content of a metadata.json."""
+def size_in_mb(folder: Path) -> float:
+    """Of all files below it, which Minari shows."""
+    size = sum(os.path.getsize(Path(each) / name) for each, _, names in os.walk(folder) for name in names)
+    return round(size / 1e6, 1)
+
+
+def metadata_of(new: NewDataset, n_episodes: int, n_steps: int, size: float = 0.0) -> dict[str, Any]:
+    """The content of a metadata.json; `size` in MB, 0 while it grows."""
     is_path = new.name.startswith(("/", ".", "~"))
     return {
         "dataset_id": Path(new.name).name if is_path else new.name,
@@ -92,6 +98,7 @@ def metadata_of(new: NewDataset, n_episodes: int, n_steps: int) -> dict[str, Any
         "minari_version": MINARI_VERSION,
         **({"env_spec": new.env_spec} if new.env_spec else {}),
         **new.facts,
+        "dataset_size": size,
     }
 
 
@@ -166,10 +173,9 @@ class DatasetWriter:
         replace_file(folder / METADATA, json.dumps(content))
 
     def close(self) -> None:
-        """Note its size in MB, which Minari shows."""
-        size = sum(os.path.getsize(Path(folder) / name) for folder, _, names in os.walk(self._data) for name in names)
-        content = read_json(self._data / METADATA)
-        replace_file(self._data / METADATA, json.dumps({**content, "dataset_size": round(size / 1e6, 1)}))
+        """Note its size."""
+        content = {**read_json(self._data / METADATA), "dataset_size": size_in_mb(self._data)}
+        replace_file(self._data / METADATA, json.dumps(content))
 
     def __enter__(self) -> Self:
         return self

@@ -35,6 +35,9 @@ def test_rows_are_read_back_bit_for_bit_here_and_by_minari(
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     given = episodes([5, 1, 8, 2], NESTED, BOX)
     tools.write(NewDataset("group/test-v0", NESTED, BOX, SPEC, {}, kind, compression), given)
+    assert json.loads((tmp_path / "group/test-v0/data/metadata.json").read_text())["dataset_size"] > 0, (
+        "Minari lists it"
+    )
     dataset, theirs = open_dataset("group/test-v0"), minari.load_dataset("group/test-v0")
     assert (dataset.n_episodes, dataset.n_steps, dataset.env_id) == (4, 16, "CartPole-v1")
     assert (theirs.total_episodes, theirs.total_steps, theirs.env_spec.id) == (4, 16, "CartPole-v1")
