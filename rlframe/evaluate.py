@@ -35,6 +35,7 @@ from rlframe.deploy.matching import are_matches, play_runs
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
 from rlframe.evaluation.recording import EvaluationRecorder
+from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
@@ -206,7 +207,7 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
     """The keys of the run that get other values. Raises ConfigError for one that does not exist or has no effect."""
     known = [*_OWN, *_OF_EVAL, *(key for key in chz.chz_fields(Experiment) if not key.startswith(_WITHOUT_EFFECT))]
     for key in words:
-        if key.startswith(_WITHOUT_EFFECT):
+        if without_policy(key).startswith(_WITHOUT_EFFECT):
             raise ConfigError(f"{key} is of training, and has no effect here (--help lists the keys)")
         if "." not in key and key not in known:
             raise ConfigError(f"unknown key {key!r}{nearest(key, known)} (--help lists the keys)")

@@ -105,6 +105,7 @@ def test_env_kwargs_win_over_those_that_the_run_evaluates_with(tmp_path, capsys)
         (["algo=sac", "env=Pendulum-v1"], "another network"),
         (["env=CartPole-v7"], r"not registered .* did you mean CartPole-v[01]"),
         (["env_kwargs.lenght=3"], "no argument env_kwargs.lenght"),
+        (["agents.policies.prey.init=x"], "agents.policies.prey.init is of training, and has no effect here"),
         (["runner.n_steps=5"], "runner.n_steps is of training, and has no effect here"),
         (["algo.explore=boltzmann"], "algo.explore is of training, and has no effect here"),
         (["algo.explore.epsilon=0.5"], "algo.explore.epsilon is of training, and has no effect here"),
