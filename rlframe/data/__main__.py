@@ -14,6 +14,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from gymnasium import spaces
+
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
@@ -36,7 +38,8 @@ A DATASET is an id such as name-v0, below MINARI_DATASETS_PATH or ~/.minari/data
   split DATASET into=A,B fraction=0.9    the first part has this fraction of the episodes, drawn with seed=0
   filter DATASET into=NEW                min_return= max_return= min_length= max_length=
   convert DATASET into=NEW format=hdf5   or arrow, parquet
-  import FILE.json into=NEW env=ID       RLlib's JSON lines; rows that need unpickling are refused
+  import FILE.json into=NEW env=ID       RLlib's JSON lines; rows that need unpickling are refused;
+                                         normalized_actions=true: those of a Box go from -1 to 1 in the file
 
 Where a dataset is written: format=arrow, and compression=none, lz4 or zstd (hdf5: gzip for both). Images are kept as
 they are, without loss.
@@ -141,10 +144,13 @@ def _import(names: list[str], words: KeyValues) -> None:
     if not env:
         raise ConfigError("env=ID says which environment the rows are from; its spaces are checked")
     observation_space, action_space, spec = tools.spaces_of(env)
+    normalized = words.flag("normalized_actions")
+    if normalized and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):
+        raise ConfigError(f"normalized_actions=true is for a Box with bounds, not {action_space}")
     into, kind, compression = _target(words, "")
     facts = {"description": "imported from RLlib's JSON lines"}
     new = NewDataset(into, observation_space, action_space, spec, facts, kind, compression)
-    _write(new, read_json_lines(Path(names[0]), observation_space, action_space))
+    _write(new, read_json_lines(Path(names[0]), observation_space, action_space, normalized))
 
 
 def _opened(names: list[str], least: int, most: int = sys.maxsize) -> list[Dataset]:

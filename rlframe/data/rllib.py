@@ -12,15 +12,19 @@ from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import open_regular_file
-from rlframe.core.spaces import zeros
+from rlframe.core.spaces import action_decoder, zeros
 from rlframe.data.episodes import Episode
 
 _MOST_BYTES, _LINE_BYTES = 1 << 40, 1 << 28
 _ENDS = {"terminateds": "terminated", "terminated": "terminated", "truncateds": "truncated", "truncated": "truncated"}
 
 
-def read_json_lines(path: Path, observation_space: Space, action_space: Space) -> Iterator[Episode]:
+def read_json_lines(
+    path: Path, observation_space: Space, action_space: Space, normalized: bool = False
+) -> Iterator[Episode]:
     """The episodes of a file of sample batches; an episode that goes over several lines is joined.
+
+    `normalized`: actions of a Box go from -1 to 1, as RLlib writes those of its own policies (normalize_actions=True).
 
     Raises:
         ConfigError: a line is no sample batch of one policy, or holds pickled rows; the message names the line.
@@ -33,18 +37,18 @@ def read_json_lines(path: Path, observation_space: Space, action_space: Space) -
             try:
                 for row in _rows(json.loads(line)):
                     if rows and row["eps_id"] != rows[-1]["eps_id"]:
-                        yield _episode(rows, observation_space, action_space)
+                        yield _episode(rows, observation_space, action_space, normalized)
                         rows = []
                     rows.append(row)
                     if row["terminated"] or row["truncated"]:
-                        yield _episode(rows, observation_space, action_space)
+                        yield _episode(rows, observation_space, action_space, normalized)
                         rows = []
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
                 reason = printable(" ".join(str(error).split())[:200])
                 raise ConfigError(f"{path}, line {number}: {reason}") from None
     if rows:
         try:
-            yield _episode(rows, observation_space, action_space)
+            yield _episode(rows, observation_space, action_space, normalized)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}, its last episode: {str(error)[:200]}") from None
 
@@ -59,6 +63,8 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
             raise ValueError(f"it has {len(policies)} policies, and only batches of one are imported")
         batch = next(iter(policies.values()))
     columns = {key: x for key, x in batch.items() if key not in ("type", "count")}
+    if missing := [name for name in ("obs", "actions", "rewards") if name not in columns]:
+        raise ValueError(f"it lacks {missing[0]}")
     for key, x in columns.items():
         if isinstance(x, str):
             raise ValueError(f"{key} is pickled, which is never read; write it with compress_columns=[]")
@@ -73,7 +79,7 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
         yield {"eps_id": 0, **row, **done, **ends}
 
 
-def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space: Space) -> Episode:
+def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space: Space, normalized: bool) -> Episode:
     last = rows[-1]
     if not (last["terminated"] or last["truncated"]):
         last = {**last, "truncated": True}  # the file ends, or another episode begins
@@ -82,10 +88,14 @@ def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space:
     if all("action_logp" in row for row in rows):
         info["log_prob"] = np.array([row["action_logp"] for row in rows], np.float32)
     every = [*rows[:-1], last]
+    action = _array(action_space, [row["actions"] for row in rows], "actions")
+    reward = np.array([row["rewards"] for row in rows], np.float32)
+    if not np.isfinite(reward).all():
+        raise ValueError("rewards have NaN or Inf")
     return Episode(
         _array(observation_space, seen, "obs"),
-        _array(action_space, [row["actions"] for row in rows], "actions"),
-        np.array([row["rewards"] for row in rows], np.float32),
+        action_decoder(action_space)(action.astype(np.float32)) if normalized else action,
+        reward,
         np.array([row["terminated"] for row in every], np.bool_),
         np.array([row["truncated"] for row in every], np.bool_),
         info,
@@ -100,6 +110,10 @@ def _array(space: Space, values: list[Any], name: str) -> np.ndarray:
     shape = (len(values), *(space.shape or ()))
     if found.dtype.kind not in "fiub" or found.shape != shape:
         raise ValueError(f"{name} has the shape {list(found.shape)} of {found.dtype}, not {list(shape)}")
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} has NaN or Inf")
+    if isinstance(space, spaces.Discrete) and not all(map(space.contains, found.astype(np.int64))):
+        raise ValueError(f"{name} goes from {found.min()} to {found.max()}, and {space} does not")
     return found.astype(zeros(space).dtype if not isinstance(space, spaces.Box) else np.dtype(_kept(space)))
 
 

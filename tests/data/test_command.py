@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,17 @@ def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys:
     assert (one.reward.tolist(), other.reward.tolist()) == ([1, 2], [3, 4, 5])
     assert other.info["log_prob"].tolist() == [-3, -4, -5]
     assert (one.terminated.tolist(), other.truncated.tolist()) == ([False, True], [False, False, True])
+    free = {"obs": [[0, 0, 0]] * 2, "actions": [[-1.0], [0.5]], "rewards": [0, 0], "eps_id": [1, 1]}
+    words = ["import", lines(root, free), "into=n-v0", "env=Pendulum-v1", "normalized_actions=true"]
+    assert data.main(words) == 0
+    assert next(iter(open_dataset("n-v0").episodes())).action.tolist() == [[-2.0], [1.0]]
+    for change, says in (
+        ({"actions": [0, 7, 1, 0]}, "actions goes from 0 to 7"),
+        ({"rewards": [1, math.nan, 3, 4]}, "rewards have NaN"),
+    ):
+        assert data.main(["import", lines(root, {**first, **change}), "into=w-v0", "env=CartPole-v1"]) == 2
+        assert says in capsys.readouterr().err
+        assert not (root / "w-v0").exists()
     packed = lines(root, {**first, "obs": "BCJNGGhAgASVAQ=="})
     assert data.main(["import", packed, "into=p-v0", "env=CartPole-v1"]) == 2
     assert "rows.json, line 1: obs is pickled, which is never read" in capsys.readouterr().err
