@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Self, TypeVar
 
 import torch
@@ -305,14 +306,14 @@ def _reference(experiment: Experiment, in_spaces: tuple[Space, Space]) -> Refere
 
 
 def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> EstimateEvaluator:
-    """An evaluator by a dataset; raises ConfigError if there is none, or a method does not fit the agent."""
+    """An evaluator by all episodes of datasets; raises ConfigError if there are none, or a method does not fit."""
     config = experiment.eval
-    name = next(iter(_datasets_of(experiment)), "")
-    if not name:
+    names = _datasets_of(experiment)
+    if not names:
         raise ConfigError(
             f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"
         )
-    episodes = load_episodes(name, *in_spaces)
+    episodes = chain.from_iterable(load_episodes(name, *in_spaces) for name in names)
     discount, how = experiment.sampler_config().discount, {"explore": config.explore, "epsilon": config.epsilon}
     return EstimateEvaluator(
         agent, in_spaces, episodes, discount, config.estimate, experiment.seed, config.interval_steps, **how
