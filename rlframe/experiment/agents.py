@@ -65,7 +65,10 @@ class AgentsConfig:
         for name in self.train:
             if name not in self.policies:
                 known = ", ".join(self.policies) or "none that is named"
-                raise ConfigError(f"agents.train=[{','.join(self.train)}]: {name} is no policy; there are {known}")
+                raise ConfigError(
+                    f"agents.train=[{','.join(self.train)}]: {name} is no policy; there are {known}; name it by "
+                    f"agents.map.AGENT={name}, or with a function as agents.map by agents.policies.{name}.algo=ppo"
+                )
 
     def policy_map(self, league: bool = True) -> PolicyMap:
         """For the environments; without `league`, the policy that learns plays all seats."""
