@@ -78,8 +78,7 @@ $(VENV)/.installed-train: $(VENV)/.created pyproject.toml constraints.txt
 	@$(install) -e '.[atari,plot,video]'
 	@touch $@
 
-# Not compiled: the tests use a third of these packages, and write the bytecode of what they use.
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing rlframe and the development tools into $(VENV) (once; a few minutes)'
-	@$(install) --no-compile -e '.[dev]'
+	@$(install) -e '.[dev]'
 	@touch $@ $(VENV)/.installed-train
