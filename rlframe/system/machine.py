@@ -167,8 +167,8 @@ def _request_huge_pages(libc: ctypes.CDLL, n_bytes: int) -> None:
 def gc_paused() -> Iterator[None]:
     """Pause garbage collection where much is made that stays: imports, compilation.
 
-    Saves 0.3 of the 2 s in which torch is imported, and a twelfth of a compilation. What the import of torch creates is
-    excluded from later collections too.
+    Saves 0.3 of the 2 s in which torch is imported, and a twentieth of a compilation. What the import of torch creates
+    is excluded from later collections too.
     """
     importing, collects = "torch" not in sys.modules, gc.isenabled()
     gc.disable()
