@@ -5,7 +5,8 @@
     python -m benchmarks.gpu device=cpu small=true     a smoke test; its numbers mean nothing
 
 The cases are sac, td3, dqn_cartpole, dqn_atari and crossq as in `benchmarks.updates`, and three large networks: those
-of mujoco/xqc_halfcheetah, but four layers of 512, mujoco/flashsac_halfcheetah and atari/btr_pong, with their batches.
+of mujoco/xqc_halfcheetah (here with four layers of 512 in all networks), mujoco/flashsac_halfcheetah and
+atari/btr_pong, with the batches of the presets.
 The sides, in fp32 where nothing else is said:
 
   plain     each kernel launched from Python

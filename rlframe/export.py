@@ -18,7 +18,6 @@ from rlframe.deploy.load import load_policy
 from rlframe.evaluation.policy import Policy
 from rlframe.experiment.weights import policies_at
 
-_KEYS = ("format", "out", "policy", "trust", "traceback")
 _SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 _USAGE = """\
 usage: python -m rlframe.export RUN_DIR_OR_SNAPSHOT [key=value ...]
@@ -44,7 +43,7 @@ def _export(argv: list[str]) -> int:
     words = KeyValues(argv[1:])
     kind, name, trust = words.text("format", "torch"), words.text("policy"), words.flag("trust")
     out = words.text("out")
-    words.check_unknown(_KEYS)
+    words.check_unknown()
     if kind not in _SUFFIX:
         raise ConfigError(f"format={kind!r} is not one of {', '.join(_SUFFIX)}")
     if kind == "onnx":

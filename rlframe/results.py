@@ -69,7 +69,7 @@ def _run(argv: Sequence[str]) -> int:
 def _add(dirs: Sequence[Path], words: KeyValues) -> None:
     out, columns, note = words.text("out"), words.text("columns"), words.text("note")
     partial = words.flag("partial")
-    words.check_unknown(("out", "columns", "note", "partial"))
+    words.check_unknown()
     if not dirs or not out.endswith(".csv"):
         raise ConfigError(f"name run directories and a file, DIR... out=FILE.csv: {len(dirs)} directories, out={out!r}")
     results = add_runs(dirs, Path(out), columns.split(",") if columns else (), note, partial)
@@ -80,7 +80,7 @@ def _add(dirs: Sequence[Path], words: KeyValues) -> None:
 def _table(files: Sequence[Path], words: KeyValues) -> None:
     metric, marks = words.text("metric", "eval/return_mean"), _numbers(words, "at")
     bound, within = _numbers(words, "bound"), _numbers(words, "within")
-    words.check_unknown(("metric", "at", "bound", "within"))
+    words.check_unknown()
     if not files or max(len(bound), len(within)) > 1:
         raise ConfigError("name result files, FILE.csv..., and at most one bound= and one within=")
     print(_printable(results_table(files, metric, marks, *(bound or [math.nan]), *(within or [math.inf]))))
@@ -91,7 +91,7 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
     low, high = _numbers(words, "low"), _numbers(words, "high")
     named = {name: list(map(Path, text.split(","))) for name, text in words.remaining.items() if text.endswith(".csv")}
     words.remaining = {name: text for name, text in words.remaining.items() if name not in named}
-    words.check_unknown(("metric", "at", "low", "high", "out", "NAME=FILE.csv"))
+    words.check_unknown("NAME=FILE.csv")
     if files or not named or len(marks) > 1:
         raise ConfigError("name the files of each algorithm, NAME=FILE.csv,FILE.csv..., and at most one at=")
     if out:

@@ -100,7 +100,7 @@ class ActorCritic(OffPolicy):
     """Base class of DDPG and SAC: acts at random at first, and learns from replay with scaled returns or not."""
 
     agent: ActorAgent
-    saved: tuple[str, ...] = (*OffPolicy.saved,)
+    saved = (*OffPolicy.saved, "scaled_returns")
 
     def __init__(
         self,
@@ -114,8 +114,6 @@ class ActorCritic(OffPolicy):
         super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
         self.critic = critic.to(self.device)
         self.scaled_returns = ScaledReturns(config.discount, config.return_limit)
-        if config.normalize_return:
-            self.saved = (*self.saved, "scaled_returns")
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)

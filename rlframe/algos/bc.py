@@ -33,7 +33,7 @@ from rlframe.replay import FixedSequence, NStep, Replay, Sequences, Transitions
 class Config(ImitationConfig):
     """Defaults are those of TD3+BC's authors for their BC (see ImitationConfig)."""
 
-    imitates = True  # without data it would imitate itself
+    imitates = True  # so that a run without data is told
 
     loss: str = choice(
         "log_prob", ("log_prob", "mse"), "of the data's actions: -log pi, or the policy's mode's squared error (Box)"

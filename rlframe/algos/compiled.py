@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.optimizer_step import OptimizerStep, arithmetic_of
+from rlframe.algos.optimizer_step import OptimizerStep, flushing_for
 from rlframe.algos.recorded import Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import set_within
@@ -118,7 +118,7 @@ class Compiled:
         steps = [step for step in update.steps if not step.is_captured]  # a CUDA graph does the host's part itself
         for step in steps:
             step.before_launch()
-        with torch.no_grad(), arithmetic_of(update.steps):
+        with torch.no_grad(), flushing_for(update.steps):
             found = update.rebuild(update.run(*tensors, *update.state))
         for step in steps:
             step.after_launch(inputs)

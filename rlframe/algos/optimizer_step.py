@@ -24,7 +24,7 @@ from rlframe.optimizers import Optimizer
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
-def arithmetic_of(steps: Iterable[OptimizerStep]) -> AbstractContextManager[None]:
+def flushing_for(steps: Iterable[OptimizerStep]) -> AbstractContextManager[None]:
     """Context for an update that makes these steps: without denormals, where each optimizer's step does without."""
     return flushing_denormals() if all(step.optimizer.flushes for step in steps) else nullcontext()
 
@@ -128,7 +128,7 @@ class OptimizerStep:
         if math.isfinite(numbers[0] + numbers[1]):
             if self.clips:
                 clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
-            with arithmetic_of([self]):
+            with flushing_for([self]):
                 self.optimizer.advance(self.rate)
             self.units.project()
         else:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.compiled import CompileChoice, Update, compile_graph
-from rlframe.algos.optimizer_step import OptimizerStep, arithmetic_of
+from rlframe.algos.optimizer_step import OptimizerStep, flushing_for
 from rlframe.algos.recorded import Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError
@@ -153,7 +153,7 @@ class _Mapped:
         self._newest = [new or last for new, last in zip(brought, self._newest, strict=True)]
         for place, tensors in zip(self._given, zip(*self._newest, strict=True), strict=True):
             torch.stack(tensors, out=place)
-        with torch.no_grad(), arithmetic_of(self._steps):
+        with torch.no_grad(), flushing_for(self._steps):
             found = self._run(*self._given, *self._state)
         return [*zip(*(x.unbind() for x in found), strict=True)] or [()] * len(brought)
 

@@ -28,7 +28,7 @@ class KeyValues:
     def __init__(self, argv: Iterable[str]) -> None:
         """Raise ConfigError for an argument of another form or a repeated key."""
         self.remaining: dict[str, str] = {}
-        self._asked: dict[str, None] = {}  # keys that getters have removed, or would have
+        self._asked: dict[str, None] = {}  # the keys that getters have asked for
         for word in argv:
             if len(word) > _MAX_WORD:
                 raise ConfigError(
@@ -64,9 +64,9 @@ class KeyValues:
             raise ConfigError(f"{key}={value!r} must be a whole number, not negative")
         return int(number)
 
-    def check_unknown(self, known: Iterable[str]) -> None:
-        """Raise ConfigError for a key that no getter has removed, with these and those that getters know."""
-        known = [*dict.fromkeys([*known, *self._asked])]
+    def check_unknown(self, *others: str) -> None:
+        """Raise ConfigError for a key that no getter has asked for; `others` are forms of keys besides."""
+        known = [*self._asked, *others]
         for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
 

@@ -66,7 +66,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _list(names: list[str], words: KeyValues) -> None:
-    words.check_unknown(())
+    words.check_unknown()
     root = Path(names[0]) if names else datasets_root()
     for path in list_datasets(root):
         try:
@@ -82,7 +82,7 @@ def _list(names: list[str], words: KeyValues) -> None:
 
 def _describe(names: list[str], words: KeyValues) -> None:
     out = words.text("out")
-    words.check_unknown(("out",))
+    words.check_unknown()
     datasets = _opened(names, 1)
     if out:
         prepare_output(Path(out), "out")
@@ -167,7 +167,7 @@ def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
         words.text("format", "arrow"),
         words.text("compression", "none"),
     )
-    words.check_unknown(("into", "format", "compression"))
+    words.check_unknown()
     for key, value, known in (("format", kind, _FORMATS), ("compression", compression, COMPRESSIONS)):
         if value not in known:
             raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rlframe.core.spaces import box_scaling, zeros
+from rlframe.core.spaces import action_parts, box_scaling, zeros
 from rlframe.core.struct import Struct, Tree, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
 
@@ -58,6 +58,20 @@ def canonical_actions(space: Space, action: Tree) -> Tree:
             return np.asarray(action, np.int64) - np.asarray(space.start)
         case _:
             return np.asarray(action, zeros(space).dtype)
+
+
+def shifted(space: Space, observation: Tree, by: int) -> Tree:
+    """Observations [n, ...] plus `by` times the start of each Discrete and MultiDiscrete.
+
+    1: from canonical ones to those of environments and datasets; -1: back.
+    """
+    parts = iter(action_parts(space))
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        start = np.asarray(getattr(next(parts)[1], "start", 0))
+        return x + by * start if start.any() else x
+
+    return map_tree(moved, observation)
 
 
 def _stacked(parts: Sequence[Tree]) -> Tree:

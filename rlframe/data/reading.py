@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
-from rlframe.data.episodes import SAMPLED_ACTION, Episode
+from rlframe.data.episodes import SAMPLED_ACTION, Episode, shifted
 from rlframe.data.spaces import difference, read_space
 
 DATA, METADATA = "data", "metadata.json"
@@ -123,8 +123,7 @@ class Dataset:
                     found = columns.read(i)
                     yield self._checked(found)
                 except _DAMAGES as error:
-                    reason = printable(" ".join(str(error).split())[:200])
-                    raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {reason}") from None
+                    raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {_line(error)}") from None
                 except ConfigError as error:
                     raise ConfigError(f"episode {i} of the dataset {self.path}: {error}") from None
         finally:
@@ -142,8 +141,7 @@ class Dataset:
         except ImportError as error:
             raise ConfigError(f'the dataset {self.path} needs {error.name}: pip install "rlframe[data]"') from None
         except _DAMAGES as error:
-            reason = printable(" ".join(str(error).split())[:200])
-            raise ConfigError(f"the dataset {self.path} is damaged: {reason}") from None
+            raise ConfigError(f"the dataset {self.path} is damaged: {_line(error)}") from None
 
     def _checked(self, found: Mapping[str, Any]) -> Episode:
         """The episode of these arrays; raises ValueError if they do not belong together."""
@@ -154,8 +152,9 @@ class Dataset:
         ends = [np.asarray(found[key]) for key in ("terminations", "truncations")]
         if any(x.shape != (n,) or x.dtype.kind not in "biu" for x in ends):
             raise ValueError(f"terminations and truncations need {n} booleans each")
-        observation = _of_space(self.observation_space, found["observations"], n + 1, "observation")
-        action = _of_space(self.action_space, found["actions"], n, "action")
+        given = fitted(self.observation_space, found["observations"], n + 1, "observation")
+        observation = shifted(self.observation_space, given, -1)
+        action = fitted(self.action_space, found["actions"], n, "action")
         info = {}
         for key, x in found["infos"].items():
             if x.dtype.kind in "fiub" and x.ndim and len(x) in (n, n + 1):
@@ -170,7 +169,11 @@ class Dataset:
         return Episode(observation, action, rewards, terminated, truncated & ~terminated, info)
 
 
-def _of_space(space: Space, values: Any, n: int, name: str) -> Any:
+def _line(error: BaseException) -> str:
+    return printable(" ".join(str(error).split())[:200])
+
+
+def fitted(space: Space, values: Any, n: int, name: str) -> Any:
     """Values [n, ...] that fit a space, in its dtypes; raises ValueError if they do not."""
     parts = iter(action_parts(space, name))
 
@@ -184,8 +187,10 @@ def _of_space(space: Space, values: Any, n: int, name: str) -> Any:
             raise ValueError(f"{part_name} is {x.dtype}, not {dtype}")
         if dtype.kind == "f" and not np.isfinite(x).all():
             raise ValueError(f"{part_name} has NaN or Inf")
-        if isinstance(part, Discrete) and x.size and not (part.start <= x.min() and x.max() < part.start + part.n):
-            raise ValueError(f"{part_name} goes from {x.min()} to {x.max()}, and {part} does not")
+        if isinstance(part, Discrete | MultiDiscrete):
+            end = part.start + np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
+            if ((x < part.start) | (x >= end)).any():
+                raise ValueError(f"{part_name} goes from {x.min()} to {x.max()}, and {part} does not")
         x = x.astype(dtype, copy=False)
         return x if x.flags.writeable else x.copy()  # of a mapped file
 

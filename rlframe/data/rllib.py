@@ -12,8 +12,9 @@ from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import open_regular_file
-from rlframe.core.spaces import action_decoder, zeros
-from rlframe.data.episodes import Episode
+from rlframe.core.spaces import action_decoder
+from rlframe.data.episodes import Episode, shifted
+from rlframe.data.reading import fitted
 
 _MOST_BYTES, _LINE_BYTES = 1 << 40, 1 << 28
 _ENDS = {"terminateds": "terminated", "terminated": "terminated", "truncateds": "truncated", "truncated": "truncated"}
@@ -93,7 +94,7 @@ def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space:
     if not np.isfinite(reward).all():
         raise ValueError("rewards have NaN or Inf")
     return Episode(
-        _array(observation_space, seen, "obs"),
+        shifted(observation_space, _array(observation_space, seen, "obs"), -1),
         action_decoder(action_space)(action.astype(np.float32)) if normalized else action,
         reward,
         np.array([row["terminated"] for row in every], np.bool_),
@@ -106,16 +107,5 @@ def _array(space: Space, values: list[Any], name: str) -> np.ndarray:
     """Values [n, *space.shape]; raises ValueError if they do not fit."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise ValueError(f"{name}: only one array is imported, not {type(space).__name__}")
-    found = np.array(values)
-    shape = (len(values), *(space.shape or ()))
-    if found.dtype.kind not in "fiub" or found.shape != shape:
-        raise ValueError(f"{name} has the shape {list(found.shape)} of {found.dtype}, not {list(shape)}")
-    if not np.isfinite(found).all():
-        raise ValueError(f"{name} has NaN or Inf")
-    if isinstance(space, spaces.Discrete) and not all(map(space.contains, found.astype(np.int64))):
-        raise ValueError(f"{name} goes from {found.min()} to {found.max()}, and {space} does not")
-    return found.astype(zeros(space).dtype if not isinstance(space, spaces.Box) else np.dtype(_kept(space)))
-
-
-def _kept(box: spaces.Box) -> Any:
-    return np.float32 if box.dtype == np.float64 else box.dtype
+    found: np.ndarray = fitted(space, np.array(values), len(values), name)
+    return found

@@ -79,7 +79,7 @@ def _write_hdf5(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]
     folder = Path(new.name) / DATA
     folder.mkdir(parents=True)
     columns = () if new.compression == "none" else ("observations", "actions", "rewards", "infos")
-    n, n_steps = write_hdf5(folder, iter(episodes), dict.fromkeys(columns, "gzip"))
+    n, n_steps = write_hdf5(folder, map(new.as_stored, episodes), dict.fromkeys(columns, "gzip"))
     replace_file(folder / METADATA, json.dumps(metadata_of(new, n, n_steps, size_in_mb(folder))))
     return n, n_steps
 
@@ -186,8 +186,6 @@ def draw(found: Mapping[str, Description], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    if out.suffix[1:] not in (known := pyplot.figure().canvas.get_supported_filetypes()):
-        raise ConfigError(f"out={out}: the suffix is none of {', '.join(sorted(known))}")
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for name, each in found.items():
         for axis, values in zip(axes, (each.returns, each.lengths), strict=True):
@@ -197,8 +195,12 @@ def draw(found: Mapping[str, Description], out: Path) -> None:
         axis.set_ylabel("episodes")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
-    figure.savefig(out, dpi=150)
-    pyplot.close(figure)
+    try:
+        figure.savefig(out, dpi=150)
+    except ValueError as error:
+        raise ConfigError(f"out={out} cannot be drawn: {error}") from None
+    finally:
+        pyplot.close(figure)
 
 
 def spaces_of(env: str) -> tuple[Space, Space, str]:

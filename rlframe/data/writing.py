@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import check_folder, read_json
-from rlframe.data.episodes import Episode
+from rlframe.data.episodes import Episode, shifted
 from rlframe.data.reading import DATA, METADATA, locate
 from rlframe.data.spaces import space_json
 from rlframe.record.directory import replace_file
@@ -51,8 +51,7 @@ def check_free(name: str, key: str = "", own: Sequence[str] = ()) -> None:
     if os.path.lexists(path) and not is_of(path, own):
         raise ConfigError(f"{start}a dataset is there already: {path}; use another name, or remove it")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_folder(path.parent)
+        check_folder(next(each for each in path.absolute().parents if each.exists()))
     except OSError as error:
         raise ConfigError(f"{start}{path} cannot be written: {error.strerror}; name another place") from None
 
@@ -76,6 +75,10 @@ class NewDataset:
     facts: Mapping[str, Any] = field(default_factory=dict)  # further entries of its metadata: algorithm_name and others
     format: str = "arrow"  # or parquet
     compression: str = "none"  # of COMPRESSIONS
+
+    def as_stored(self, episode: Episode) -> Episode:
+        """With observations as the environment gives them."""
+        return replace(episode, observation=shifted(self.observation_space, episode.observation, 1))
 
 
 def size_in_mb(folder: Path) -> float:
@@ -163,7 +166,7 @@ class DatasetWriter:
         if not episodes:
             return
         new = self._new
-        self._write_arrow(self._data, self.n_episodes, episodes, new.format, new.compression)
+        self._write_arrow(self._data, self.n_episodes, [*map(new.as_stored, episodes)], new.format, new.compression)
         self.n_episodes += len(episodes)
         self.n_steps += sum(map(len, episodes))
         self._save(self._data)

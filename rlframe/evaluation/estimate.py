@@ -98,13 +98,15 @@ class Report:
         """A line for each method, one for the dataset's own episodes, and what they rest on."""
         shown = [(each.method, *(f"{x:.2f}" for x in (each.value, each.low, each.high))) for each in self._all()]
         rows = [("method", "estimate", "95 % from", "to"), *shown]
-        return "\n".join([*aligned(rows, "<>>>"), *self.notes()])
+        return "\n".join(
+            [*aligned(rows, "<>>>"), *self.notes(), *([f"warning: {self.warning}"] if self.warning else [])]
+        )
 
     def _all(self) -> tuple[Estimate, ...]:
         return (*self.estimates, self.played)
 
     def notes(self) -> list[str]:
-        """What the numbers rest on, and what speaks against them, a sentence each."""
+        """What the numbers rest on, a sentence each."""
         limit = f", of episodes of at most {self.time_limit} steps" if self.time_limit else ""
         found = [
             f"expected discounted return (discount {self.discount:g}){limit}, from "
@@ -115,12 +117,17 @@ class Report:
                 f"log-probabilities of the data: {self.behaviour}; ratios of whole episodes: "
                 f"{self.effective_episodes:.1f} effective episodes, mean {self.mean_ratio:.3g} (1 is right)"
             )
-        if self.behaviour and not self.effective_episodes >= FEW:
-            found.append(
-                f"warning: fewer than {FEW:.0f} effective episodes: the intervals of ratios are too short; the policy "
-                f"is too far from the data, or the episodes are too long (see fqe)"
-            )
         return found
+
+    @property
+    def warning(self) -> str:
+        """What speaks against the numbers; empty if nothing does."""
+        if not self.behaviour or self.effective_episodes >= FEW:
+            return ""
+        return (
+            f"fewer than {FEW:.0f} effective episodes: the intervals of ratios are too short; the policy is too far "
+            f"from the data, or the episodes are too long or too few (see fqe)"
+        )
 
 
 def estimate(

@@ -52,12 +52,11 @@ class EstimateEvaluator(BaseEvaluator):
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         policy = target_policy(self._agent, *self._spaces, *self._explores)
         report = estimate(policy, self._episodes, self._discount, self._methods, self._seed, self._config)
-        for note in report.notes():
-            if note.startswith("warning: "):
-                warn_once(f"estimates: {note.removeprefix('warning: ')}")
-            elif not self._noted:
-                _log.info(f"estimates: {note}")
+        for note in () if self._noted else report.notes():
+            _log.info(f"estimates: {note}")
         self._noted = True
+        if report.warning:
+            warn_once(f"estimates: {report.warning}")
         return report.metrics()
 
     def close(self) -> None:

@@ -314,10 +314,11 @@ def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space
             f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"
         )
     episodes = chain.from_iterable(load_episodes(name, *in_spaces) for name in names)
-    discount, how = experiment.sampler_config().discount, {"explore": config.explore, "epsilon": config.epsilon}
+    discount, seed = experiment.sampler_config().discount, experiment.seed
     return EstimateEvaluator(
-        agent, in_spaces, episodes, discount, config.estimate, experiment.seed, config.interval_steps, **how
-    )
+        agent, in_spaces, episodes, discount, config.estimate, seed, config.interval_steps,
+        explore=config.explore, epsilon=config.epsilon,
+    )  # fmt: skip
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:

@@ -13,6 +13,7 @@ from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
+from rlframe.core.parts import ROOTS, part_name
 from rlframe.data.writing import check_free, check_name
 from rlframe.experiment import hardware
 from rlframe.experiment.build import choose_device
@@ -210,7 +211,11 @@ def place_job(job: Job) -> tuple[Job, int]:
         experiment, reason = hardware.choose_learners(experiment)
         notes = (*notes, *filter(None, [reason]))
     if getattr(experiment.algo, "imitates", False) and not isinstance(experiment.algo.replay, OfDatasets):
-        notes = (*notes, "without data it imitates its own play: give algo.replay=dataset algo.replay.path=NAME")
+        name = part_name(experiment.algo, ROOTS["algo"])
+        notes = (
+            *notes,
+            f"without data algo={name} imitates its own play; give algo.replay=dataset algo.replay.path=NAME",
+        )
     experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.n_ranks
     check_machine(experiment, n_here)

@@ -18,7 +18,7 @@ from rlframe.experiment.agents import named_policies
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot
 
 
-def saved_part(init: str, part: str, policy: str) -> Any:
+def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
     """The weights in a snapshot that `init` names, or what else is `part` of it.
 
     Args:
@@ -28,16 +28,15 @@ def saved_part(init: str, part: str, policy: str) -> Any:
         ConfigError: there is no such directory, or the run has several policies, and none of this name.
     """
     path, _, named = init.rpartition(":") if ":" in init and not Path(init).exists() else (init, "", "")
+    own = f" of policy {policy}" if policy else ""
     if not Path(path).exists():
-        key = f"agents.policies.{policy}.init" if policy else "init"
-        raise ConfigError(f"{key}={init}: there is no such run directory or snapshot")
+        raise ConfigError(f"{key}={init}{own}: there is no such run directory or snapshot")
     several, wanted = policies_at(Path(path)), named or policy
     if not several and not named:
         return load_snapshot(Path(path), key=part)[0]
     if not several:
         raise ConfigError(f"init={init}: that run has one policy, without a name; use init={path}")
     if wanted not in several:
-        own = f" of policy {policy}" if policy else ""
         raise ConfigError(
             f"init={init}{own}: that run has the policies {', '.join(several)}, and none is {wanted}; name one of "
             f"them: init={path}:{several[0]}"

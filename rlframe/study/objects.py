@@ -75,7 +75,10 @@ class StudyObjects:
             yield
         except ConfigError:
             for each, content in before.items():
-                _ = each.unlink() if content is None else each.write_bytes(content)
+                if content is None:
+                    each.unlink()
+                else:
+                    each.write_bytes(content)
             if is_new and not any(self.directory.iterdir()):
                 self.directory.rmdir()
             raise

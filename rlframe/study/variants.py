@@ -33,10 +33,10 @@ def train_variants(
     log_dir = str(shared.get("log_dir", ""))
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
     words = words_of_variant(shared, _COMMAND, objects)
-    each = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
+    own = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
     if objects:
         words["log_dir"] = str(objects.directory)
-    experiments = _experiments(each, words, seeds, search)
+    experiments = _experiments(own, words, seeds, search)
     command = [f"{key}={text}" for key, text in words.items()]
     with objects.kept():
         study, slots, options = plan_study(command, experiments, check_words, trust=False)

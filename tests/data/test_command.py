@@ -71,7 +71,7 @@ def _line(name: str) -> str:
         (["filter", "test-v0", "into=x-v0", "min_length=10"], "test-v0 has no episode within these limits"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=1"], "leaves one part empty"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=nan"], "leaves one part empty"),
-        (["describe", "test-v0", "out=x.foo"], "out=x.foo: the suffix is none of"),
+        (["describe", "test-v0", "out=x.foo"], "out=x.foo cannot be drawn: Format"),
         (["describe", "none-v0"], "there is no dataset"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -51,6 +52,27 @@ def test_rows_are_read_back_bit_for_bit_here_and_by_minari(
         expected = own.observation, own.action, own.reward, own.terminated, own.truncated
         for x, y in zip(leaves(expected), leaves(read), strict=True):
             assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "hdf5"])
+def test_numbers_that_count_from_elsewhere_are_stored_as_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    seen = spaces.Dict(a=spaces.Discrete(3, start=5), b=spaces.MultiDiscrete([2, 3], start=[1, 4]))
+    done = spaces.Discrete(2, start=3)
+    (own,) = (replace(each, action=each.action % 2 + 3) for each in episodes([4], seen, spaces.Discrete(2)))
+    tools.write(NewDataset("test-v0", seen, done, SPEC, {}, kind), [own])
+    (theirs,) = minari.load_dataset("test-v0")
+    assert set(theirs.observations["a"]) <= {5, 6, 7}
+    assert all(done.contains(action) for action in theirs.actions)
+    (found,) = open_dataset("test-v0").episodes()
+    for name in ("a", "b"):
+        assert np.array_equal(found.observation[name], own.observation[name]), "agents count from 0"
+        assert np.array_equal(theirs.observations[name] - np.asarray(seen[name].start), own.observation[name])
+    assert np.array_equal(found.action, own.action)
 
 
 def test_what_minari_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.base import Progress
-from rlframe.algos.optimizer_step import OptimizerStep, arithmetic_of, make_optimizer_step
+from rlframe.algos.optimizer_step import OptimizerStep, flushing_for, make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.kernels.device import flushes_denormals, flushing_denormals
 from rlframe.optimizers import AdamConfig
@@ -89,5 +89,5 @@ def test_no_denormal_is_zero_where_epsilon_would_not_cover_it() -> None:
     assert after_death(0.0)[2] is False
     covered, bare = (made_with(nn.Parameter(torch.ones(1)), epsilon) for epsilon in (1e-8, 0.0))
     for steps, flushes in (([covered], True), ([covered, bare], False), ([], True)):
-        with arithmetic_of(steps):
+        with flushing_for(steps):
             assert flushes_denormals() is flushes, "as in a compiled update that makes these steps"
