@@ -7,13 +7,13 @@
 The cases are sac, td3, dqn_cartpole, dqn_atari and crossq as in `benchmarks.updates`, and three large networks: those
 of mujoco/xqc_halfcheetah (here with four layers of 512 in all networks), mujoco/flashsac_halfcheetah and
 atari/btr_pong, with the batches of the presets.
-The sides, in fp32 where nothing else is said:
+The sides, in fp32 where nothing else is said (launch chooses bf16):
 
   plain     each kernel launched from Python
   graph     CUDA graphs
-  bf16      CUDA graphs with matrix products in bfloat16: what launch chooses
+  bf16      CUDA graphs with matrix products in bfloat16
   device    CUDA graphs with replay=device: rows are drawn on the GPU
-  compiled  compile=true: torch's compiler makes the kernels that the graph has
+  compiled  compile=true, in bf16: torch's compiler makes the kernels that the graph has
 
 An update begins with a batch drawn from replay and ends with the targets moved; no environment is stepped. A case is a
 process with one torch thread. All are built at once, each side warmed up; then the cases take turns, one at a time, and
@@ -64,7 +64,7 @@ def all_cases(small: bool) -> dict[str, Case]:
 @contextmanager
 def learning_as(side: str) -> Iterator[None]:
     """Context in which a side learns."""
-    with learning_in("bf16" if side == "bf16" else "fp32"), compiling(CompileChoice(side == "compiled")):
+    with learning_in("bf16" if side in ("bf16", "compiled") else "fp32"), compiling(CompileChoice(side == "compiled")):
         yield
 
 

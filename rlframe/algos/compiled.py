@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from rlframe.algos.recorded import Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
+from rlframe.kernels.barriers import loops_in_order
 from rlframe.kernels.device import in_bf16
 from rlframe.models.memory import cuts_episodes
 from rlframe.system.machine import gc_paused
@@ -240,7 +241,8 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     }
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
-    with gc_paused(), torch.no_grad(), warnings.catch_warnings():
+    repairs = nullcontext() if on_cpu else loops_in_order()
+    with gc_paused(), torch.no_grad(), warnings.catch_warnings(), repairs:
         warnings.simplefilter("ignore")
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16
+from rlframe.system.machine import gc_paused
 
 Learn = Callable[[Tree], Any]  # from the data of an update to a tree of tensors; see `graphed`
 
@@ -155,10 +156,10 @@ class CudaGraph(Graph):
         state = generator.get_state()
         try:
             # Also set the stream here: after a failed capture, graph() does not restore the current stream.
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                recording = torch.cuda.graph(graph, stream=self._stream)
-                with recording:
-                    return run()
+            # A graph that is collected meanwhile, of an algorithm that has ended, would end the capture.
+            recording = torch.cuda.graph(graph, stream=self._stream)
+            with gc_paused(), torch.cuda.device(self._device), torch.cuda.stream(self._stream), recording:
+                return run()
         except RuntimeError:
             torch.cuda.synchronize(self._device)
             _renew(generator, state)

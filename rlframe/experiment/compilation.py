@@ -84,7 +84,7 @@ def _decide(
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False, "auto: not compiled, as TORCH_COMPILE_DISABLE=1 says"
     if device.type != "cpu":
-        return False, "auto: not compiled, since what that gains on a GPU was never measured; compile=true does"
+        return False, "auto: not compiled, as that takes a GPU's compiler one to two minutes; compile=true does"
     n_steps = experiment.runner.n_steps
     updates = n_runs * (n_steps if experiment.runner.learns_from_data else algo.updates_in(n_steps, batch_size))
     gain_s = updates * _saved_s(algo, batch_size)

@@ -61,7 +61,7 @@ def check_stackable(c: Experiment) -> None:
     if not isinstance(c.sampler, auto.Config | serial.Config):
         _refuse(f"sampler={part_name(c.sampler, ROOTS['sampler'])}")
     if choose_device(c.device).type != "cpu":
-        _refuse(f"device={c.device}, as it was never measured on a GPU (or add device=cpu)")
+        _refuse(f"device={c.device}, where ten seeds in a stack are no faster than one by one (or add device=cpu)")
     if c.eval.n_workers > 0:
         _refuse(f"eval.n_workers={c.eval.n_workers}")
     if c.model.memory != "none":

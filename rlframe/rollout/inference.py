@@ -23,6 +23,7 @@ from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.models import numpy_inference
 from rlframe.models.numpy_inference import BLOCK
 from rlframe.rollout.buffer import NOBODY, AgentOutputs, BatchBuffer, EnvRows, empty_rows
+from rlframe.system.machine import gc_paused
 from rlframe.system.shared import Shared
 
 _WARM_UPS = 3  # steps before the capture: libraries choose kernels and allocate in them
@@ -113,8 +114,10 @@ class CudaInference:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Set the stream twice: after a failed capture, graph() leaves its own stream current.
-            with torch.cuda.device(self.device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+            # Set the stream twice: after a failed capture, graph() leaves its own stream current. And a graph that is
+            # collected meanwhile, of an agent that has ended, would end the capture.
+            recording = torch.cuda.graph(graph, stream=stream)
+            with gc_paused(), torch.cuda.device(self.device), torch.cuda.stream(stream), recording:
                 step = self._eager()
         except RuntimeError as error:
             _log.warning(f"acting without a CUDA graph, because the agent's step cannot be captured: {error}")

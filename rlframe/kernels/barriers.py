@@ -1,0 +1,36 @@
+"""A repair of torch's compiler on a GPU: what a loop of a kernel has stored is there for the loops after it.
+
+A kernel that stores numbers in one loop and reads them back in the next may read memory that another warp has yet to
+write, where bfloat16 lets the loops divide their work differently (pytorch issue 190517, seen with torch 2.11 and in
+the code of 2.13). In an update of XQC that was an index of a scatter: one of six trainings ended in a failed assertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+BARRIER = "tl.debug_barrier()"  # all threads of a block wait; memory is then the same for all
+
+
+@contextmanager
+def loops_in_order(kernel: Any = None) -> Iterator[None]:
+    """Context in which kernels have a barrier after each loop that stores. `kernel`: their class, if not torch's."""
+    if kernel is None:
+        from torch._inductor.codegen.triton import TritonKernel
+
+        kernel = TritonKernel
+    codegen_body = kernel.codegen_body
+
+    def with_barrier(self: Any) -> None:
+        stores = bool(self.stores) and any(tree.is_loop for tree in self.range_trees)
+        codegen_body(self)
+        if stores:
+            self.body.writeline(BARRIER)
+
+    kernel.codegen_body = with_barrier
+    try:
+        yield
+    finally:
+        kernel.codegen_body = codegen_body
