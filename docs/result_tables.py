@@ -2,7 +2,8 @@
 
 A table stands between the lines `<!-- results: begin -->` and `<!-- results: end -->`. Its header names the columns,
 and its rows name a preset or another file of results/ in a cell such as `classic/ppo_cartpole`. The cells of FIGURES
-are replaced by what the result file says, or the preset's file if there is none; others are written by hand.
+are replaced by what the result file says, or the preset's file if there is none; others are written by hand. Between
+`<!-- unmeasured: begin -->` and `<!-- unmeasured: end -->` stand the presets that nobody has measured.
 """
 
 import math
@@ -23,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "docs/results.md"]
 PAGES += [ROOT / f"docs/guides/{name}.md" for name in ("central_critics", "curiosity", "data")]
 NO_CURVES, CUT = "†", "‡"
 _TABLE = re.compile(r"(?<=<!-- results: begin -->\n).*?(?=\n<!-- results: end -->)", re.DOTALL)
+_UNMEASURED = re.compile(r"(?<=<!-- unmeasured: begin -->\n).*?(?=<!-- unmeasured: end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,19 @@ def refresh(table: str) -> str:
     return markdown(head, new)
 
 
+def unmeasured() -> str:
+    """A line for each folder of experiments/ with presets that nobody has measured."""
+    folders: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "experiments").glob("*/*.yaml")):
+        name, content = f"{path.parent.name}/{path.stem}", yaml.safe_load(path.read_text(encoding="utf-8"))
+        if content.get("measured", "unmeasured") == "unmeasured":
+            folders.setdefault(path.parent.name, []).append(f"`{name}`")
+    return "".join(f"- {', '.join(names)}\n" for names in folders.values())
+
+
 def written(page: str) -> str:
     """The text of a page with all its tables made again."""
-    return _TABLE.sub(lambda match: refresh(match[0]), page)
+    return _UNMEASURED.sub(lambda _: unmeasured(), _TABLE.sub(lambda match: refresh(match[0]), page))
 
 
 if __name__ == "__main__":

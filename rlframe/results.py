@@ -31,8 +31,8 @@ A result file has every evaluation of every seed of one configuration, in column
 FILE.json has the configuration, and for each seed the command, the versions, the machine and the day. Runs that differ
 in more than the seed, threads, compile and when they stop early are refused; a seed that is there already must have the
 same numbers.
-Tables are Markdown; [a, b] is a 95 % interval (stratified percentile bootstrap over the seeds). The end is the last
-evaluation, not the best. `rlframe plot FILE.csv...` draws the curves.
+Tables are Markdown; [a, b] is a 95 % interval (stratified percentile bootstrap over the seeds), if each task has three
+seeds. The end is the last evaluation, not the best. `rlframe plot FILE.csv...` draws the curves.
 
 of add:
   out=FILE.csv             the file, made if it is new

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shlex
 import types
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import equal_clock
+from benchmarks import defaults, equal_clock
 from benchmarks.parts.kept_rows import rows_in
 from rlframe import launch, plot, results
 from rlframe.analysis.results import claim, read_results, read_seeds
@@ -21,6 +22,7 @@ WITHOUT = (
     (RESULTS / "without_curves.txt").read_text(encoding="utf-8").split()
 )  # presets that nobody has measured in this form yet
 
+OTHER_FIGURES = ("equal_clock", "search", "speed")  # of benchmarks and of a study's directory
 OTHERS = ("compiled", "defaults", "equal_clock", "search")  # experiments with files of their own form
 FILES = [path for path in RESULTS.glob("*/*.csv") if path.parent.name not in OTHERS]
 
@@ -84,12 +86,29 @@ def test_the_table_of_the_equal_clock_is_that_of_its_curves() -> None:
     assert table in page, "docs/guides/speed.md is not up to date: python -m benchmarks.equal_clock show=true"
 
 
+def test_the_table_of_defaults_is_that_of_its_returns() -> None:
+    table = defaults.table(rows_in(ROOT / defaults.OUT, defaults.COLUMNS))
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert table in page, "docs/results.md is not up to date: python -m benchmarks.defaults show=true"
+
+
+def test_the_result_files_of_other_experiments_are_there_and_the_docs_say_what_they_are() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), Path(equal_clock.__file__)]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"results/(\w+/\w+\.(?:csv|json))", text))
+    assert [name for name in named if not (RESULTS / name).is_file()] == []
+    alone = [path for path in RESULTS.glob("*/*.json") if not path.with_suffix(".csv").exists()]
+    others = [path for folder in OTHERS for path in (RESULTS / folder).glob("*.csv")]
+    assert {str(path.relative_to(RESULTS)) for path in (*alone, *others)} <= named
+
+
 def test_the_figures_of_the_docs_are_drawn_from_files_that_are_there() -> None:
     lines = (RESULTS / "README.md").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     drawn = [plot.parse(shlex.split(line)[3:]) for line in lines if line.startswith("python -m rlframe.plot ")]
-    assert len(drawn) == 5
     for options in drawn:
         assert all((ROOT / path).is_file() for path in (*options.dirs, options.out))
+    images = {str(path.relative_to(ROOT)) for path in (ROOT / "docs/images").glob("*.png")}
+    assert images - {str(options.out) for options in drawn} == {f"docs/images/{name}.png" for name in OTHER_FIGURES}
 
 
 def test_every_result_file_is_in_the_results() -> None:

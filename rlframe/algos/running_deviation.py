@@ -14,6 +14,7 @@ from torch import Tensor
 from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Array, Samples
+from rlframe.kernels.device import to_device
 from rlframe.models.normalize import RunningNorm
 from rlframe.replay import Transitions
 
@@ -104,7 +105,7 @@ class ScaledReturns:
         scale = self.deviation.value
         if self.limit < math.inf:
             scale = torch.maximum(scale, self.deviation.largest / self.limit)
-        deviation = scale.to(batch.return_)
+        deviation = to_device(scale.to(batch.return_.dtype), batch.return_.device)
         return replace(batch, return_=batch.return_ / deviation)
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from rlframe.core.errors import ConfigError, pluralize
 
 Statistic = Callable[..., np.ndarray]
 
+_FEWEST = 3  # seeds, of fewer of which an interval would be their range
+
 
 def number(x: float) -> str:
     """A return or score with three digits or more: 6,482 and 52.3 and 0.20."""
@@ -29,11 +31,11 @@ def number(x: float) -> str:
 
 
 def estimate(statistic: Statistic, *groups: Scores) -> str:
-    """A statistic with its interval, `482 [450, 500]`; a dash if a score is missing, no interval for single seeds."""
+    """A statistic with its interval, `482 [450, 500]`, if each task has seeds enough; a dash if a score is missing."""
     if any(np.isnan(task).any() for scores in groups for task in scores):
         return "-"
     value = number(float(statistic(*groups)))
-    if all(task.shape[-1] == 1 for scores in groups for task in scores):
+    if any(task.shape[-1] < _FEWEST for scores in groups for task in scores):
         return value
     low, high = interval(statistic, *groups)
     return f"{value} [{number(float(low))}, {number(float(high))}]"
@@ -146,9 +148,10 @@ def aggregates_table(comparison: Comparison, step: float = math.nan) -> str:
     rows = []
     for name in comparison.files:
         scores = comparison.scores(name, step)
-        runs = str(sum(map(len, scores)))
-        rows.append([name, runs, *(estimate(statistic, scores) for statistic in statistics.values())])
-    return markdown(["algorithm", "runs", *statistics], rows)
+        counts = [len(task) for task in scores]
+        seeds = str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
+        rows.append([name, seeds, *(estimate(statistic, scores) for statistic in statistics.values())])
+    return markdown(["algorithm", "seeds a task", *statistics], rows)
 
 
 def improvements_table(comparison: Comparison, step: float = math.nan) -> str:

@@ -10,6 +10,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.critics.values import Value
@@ -98,7 +99,7 @@ class Critic(nn.Module):
     networks and by their targets, so that both have the same statistics (CrossQ, Bhatt et al. 2024, section 3; XQC).
     """
 
-    def __init__(self, networks: nn.Module, value: Value, ensemble: Ensemble = Ensemble()) -> None:
+    def __init__(self, networks: nn.Module, value: Value, ensemble: Ensemble) -> None:
         super().__init__()
         self.networks, self.value, self.ensemble = with_modes(networks), value, ensemble
         self.has_target = has_target = ensemble.has_target
@@ -197,6 +198,11 @@ class Critic(nn.Module):
         return (batch.weight * loss).mean(-1).sum()
 
     def _values(self, values: Tensor, *action: Tensor) -> Tensor:
+        if len(values) != self.ensemble.k:
+            raise ConfigError(
+                f"algo.n_critics={self.ensemble.k}, but {type(self.networks).__name__} gives values of {len(values)} "
+                f"critics; make as many"
+            )
         return values if values.dim() == (3 if action else 4) else values.unsqueeze(-1)
 
 

@@ -17,7 +17,7 @@ from rlframe.system.env_vars import text_of
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
 _OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric", "pbt"),)
-_OF_PRESET = ("command", "expect", "measured")  # beside `config:`, what its author claims and measured
+_OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the preset that it is like, what is claimed
 
 
 def presets_dir() -> Path:
@@ -37,8 +37,8 @@ def load_preset(name: str) -> dict[str, Any]:
     """The config of a preset, by name or by the path of a YAML file or of a run's params.json.
 
     Raises:
-        ConfigError: it does not exist (with the nearest names), is not valid YAML or JSON, has no `config`, or has
-            unknown keys beside it.
+        ConfigError: it does not exist (with the nearest names), is not valid YAML or JSON, has no `config`, has
+            unknown keys beside it, or is `like` itself.
     """
     return {key: value for key, value in _keys_of(name).items() if not _is_of_study(key)}
 
@@ -69,8 +69,11 @@ def _what_there_is(name: str) -> str:
     return f"; there are {', '.join(own)}"
 
 
-def _keys_of(name: str) -> dict[str, Any]:
-    """The entries of `config:` and those of a study beside it; of a YAML file without `config:`, all entries."""
+def _keys_of(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The entries of `config:` and those of a study beside it; of a YAML file without `config:`, all entries.
+
+    Those that it does not have are of the preset that it is `like`. `above`: the presets that are like this one.
+    """
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file() and path.suffix and str(path) == name:
         raise ConfigError(f"experiment={name}: no such file")
@@ -92,7 +95,9 @@ def _keys_of(name: str) -> dict[str, Any]:
             raise ConfigError(f"{path}: unknown key {key!s:.60} beside `config:`; settings stand below it{hint}")
         if key in content["config"]:
             raise ConfigError(f"{path}: {key} stands in `config:` and beside it; remove one of them")
-    return beside | content["config"]
+    if (like := content.get("like")) in (*above, name):
+        raise ConfigError(f"{path}: like: {like} leads back to itself")
+    return (_keys_of(str(like), (*above, name)) if like else {}) | beside | content["config"]
 
 
 def _read_yaml(path: Path) -> Any:

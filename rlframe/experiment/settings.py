@@ -229,7 +229,9 @@ def _without_name(key: str, value: Any, config: type) -> str:
     """What is wrong with a value of a key that has none of its own, but keys below it."""
     fields = chz.chz_fields(config)
     meant = [name for name in fields if str(value) in re.findall(r"\w+", fields[name]._doc)]
-    meant = list(fields) if len(fields) == 1 else meant or ["NAME"]
+    meant = list(fields) if len(fields) == 1 else meant
+    if not meant:
+        return f"{key}={value}: it takes no value, but has the keys {', '.join(f'{key}.{name}' for name in fields)}"
     return f"{key}={value}: write {key}.{meant[0]}={value} (--help lists the keys)"
 
 

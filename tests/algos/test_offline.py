@@ -17,7 +17,7 @@ from rlframe.algos import bc, cql, dqn, iql, marwil, td3_bc
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
-from rlframe.critics import Critic, ExpectedValue
+from rlframe.critics import Critic, Ensemble, ExpectedValue
 from rlframe.replay import Sequences, Transitions
 from tests.algos.learners import LEVEL, NUMBER, OneBatch, inputs_at, learner, transitions, updated
 from tests.algos.table import table_agent
@@ -126,7 +126,7 @@ class TableCritics(nn.Module):
 
 def iql_in_table(**settings: Any) -> iql.IQL:
     agent, q = in_table(2, [1.0, 2.0]), [[[3.0, 0.0], [1.0, 5.0]], [[2.0, 9.0], [4.0, 0.5]]]
-    critic = Critic(TableCritics(q), ExpectedValue(math.inf))
+    critic = Critic(TableCritics(q), ExpectedValue(math.inf), Ensemble())
     batch = choices([0, 1], [0, 1], [1.0, 2.0], [0.9, 0.0], [1, 0])
     return iql.IQL(agent, critic, OneBatch(batch), 100, iql.Config(**{"expectile": 0.7, "beta": 2.0} | settings))
 

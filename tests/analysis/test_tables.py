@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rlframe.analysis.tables import number
+from rlframe.analysis.aggregates import mean
+from rlframe.analysis.tables import estimate, number
 from rlframe.results import main
 
 
@@ -34,24 +36,30 @@ def test_a_table_has_marks_the_end_and_when_a_bound_was_reached(
     assert capsys.readouterr().out.splitlines() == [
         "| results | seeds | reached | at 1.5k | at 9k | at the end | IQM |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        "| t/a_one | 2 | 4 on 2 of 2 seeds, at 1k to 2k env_steps | 5.00 [3.00, 7.00] | - | 6.00 [4.00, 8.00] "
-        "| 6.00 [4.00, 8.00] |",
-        "| t/b_one | 2 | 4 on 0 of 2 seeds | 1.50 [1.50, 1.50] | - | 2.00 [2.00, 2.00] | 2.00 [2.00, 2.00] |",
+        "| t/a_one | 2 | 4 on 2 of 2 seeds, at 1k to 2k env_steps | 5.00 | - | 6.00 | 6.00 |",
+        "| t/b_one | 2 | 4 on 0 of 2 seeds | 1.50 | - | 2.00 | 2.00 |",
     ]
+
+
+def test_an_interval_needs_three_seeds_of_each_task() -> None:
+    two, three = np.array([4.0, 8.0]), np.array([4.0, 4.0, 4.0])
+    assert estimate(mean, [three]) == "4.00 [4.00, 4.00]"
+    assert estimate(mean, [two]) == "6.00"
+    assert estimate(mean, [three, two]) == "5.00"
 
 
 def test_algorithms_are_compared_by_normalised_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["a=t/a_one.csv,t/a_two.csv", "b=t/b_one.csv,t/b_two.csv", "low=0,-200", "high=10,-100"]
     assert main(["compare", *words]) == 0  # a: 0.4 and 0.8, 0.5 and 0.7; b: 0.2 twice, 0.7 and 0.3
     rows = [row.strip("| ").split(" | ") for row in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["algorithm", "runs", "mean", "median", "IQM", "optimality gap"]
+    assert rows[0] == ["algorithm", "seeds a task", "mean", "median", "IQM", "optimality gap"]
     values = [[cell.split(" ")[0] for cell in row] for row in rows]
-    assert values[2] == ["a", "4", "0.60", "0.60", "0.60", "0.40"]
-    assert values[3] == ["b", "4", "0.35", "0.35", "0.25", "0.65"]
+    assert values[2] == ["a", "2", "0.60", "0.60", "0.60", "0.40"]
+    assert values[3] == ["b", "2", "0.35", "0.35", "0.25", "0.65"]
     assert values[7] == ["a", "b", "0.81"]  # on the first task 4 of 4 pairs, on the second 2.5 of 4
     assert values[8] == ["b", "a", "0.19"]
     assert main(["compare", *words, "at=1k"]) == 0
-    assert capsys.readouterr().out.splitlines()[2].startswith("| a | 4 | 0.35 [")
+    assert capsys.readouterr().out.splitlines()[2].startswith("| a | 2 | 0.35 | ")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Sums(nn.Module):
 
 
 def test_networks_of_ones_own_are_evaluated_as_they_are() -> None:
-    critic, x, a = Critic(Sums(), HALF_SQUARE), torch.ones(3, 5), torch.zeros(3, 2, requires_grad=True)
+    critic, x, a = Critic(Sums(), HALF_SQUARE, Ensemble()), torch.ones(3, 5), torch.zeros(3, 2, requires_grad=True)
     values, target = critic.with_target(x, a.detach(), -x, a.detach())
     close(values.squeeze(-1).tolist(), [[5.0] * 3, [10.0] * 3])
     close(target.squeeze(-1).tolist(), [-10.0] * 3)
@@ -57,6 +57,12 @@ def test_networks_of_ones_own_are_evaluated_as_they_are() -> None:
     assert a.grad is not None
     close(a.grad, torch.ones(3, 2))
     assert critic.learned[0].grad is None
+
+
+def test_networks_of_ones_own_are_as_many_as_the_key_says() -> None:
+    critic = Critic(Sums(), HALF_SQUARE, Ensemble(k=3))
+    with pytest.raises(ConfigError, match=r"algo\.n_critics=3, but Sums gives values of 2 critics; make as many"):
+        critic.q(torch.ones(3, 5), torch.zeros(3, 2))
 
 
 def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_the_first() -> None:

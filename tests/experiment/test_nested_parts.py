@@ -98,7 +98,7 @@ WRONG = {
     "algo.part.inner.inner.scal=3": "unknown key algo.part.inner.inner.scal; did you mean algo.part.inner.inner.scale?",
     "algo.teams.red.part.iner=plain": "unknown key algo.teams.red.part.iner; did you mean algo.teams.red.part.inner?",
     "algo.teams.red.part.inner=wraped": "part.inner=wraped: 'wraped' is not in toy_parts (plain, wrapped)",
-    "algo.teams.green=plain": "algo.teams.green=plain: write algo.teams.green.NAME=plain",
+    "algo.teams.green=plain": "algo.teams.green=plain: it takes no value, but has the keys algo.teams.green",
     "algo.part.inner.inner.scale=10": "scale=10.0 must be from 0 to 9",
 }
 

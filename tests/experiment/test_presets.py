@@ -49,6 +49,16 @@ def test_an_invalid_preset_is_refused_with_file_and_line(
     assert "error: " in capsys.readouterr().err
 
 
+def test_a_preset_has_the_keys_of_the_one_that_it_is_like_and_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("like: classic/ppo_cartpole\nconfig: {env: Acrobot-v1, algo.clip: 0.1}")
+    assert load_preset(str(path)) == load_preset("classic/ppo_cartpole") | {"env": "Acrobot-v1", "algo.clip": 0.1}
+    (tmp_path / "other.yaml").write_text(f"like: {path}\nconfig: {{}}")
+    path.write_text(f"like: {tmp_path / 'other.yaml'}\nconfig: {{}}")
+    with pytest.raises(ConfigError, match=r"other\.yaml: like: .*mine\.yaml leads back to itself"):
+        load_preset(str(path))
+
+
 def test_a_mistyped_name_gets_the_nearest_names() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*classic/ppo_cartpole"):
         load_preset("classic/ppo_cartpol")
@@ -63,7 +73,7 @@ def test_a_run_in_place_of_a_preset_gets_the_path_of_its_config(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mujoco/zzzzqqq", r"no preset 'mujoco/zzzzqqq'; there are mujoco/ars_swimmer, .*, mujoco/xqc_walker2d$"),
+        ("mujoco/zzzzqqq", r"no preset 'mujoco/zzzzqqq'; there are mujoco/a2c_ant, .*, mujoco/xqc_walker2d$"),
         ("zzzz", r"no preset 'zzzz'; there are async/\.\.\., atari/\.\.\., "),
     ],
 )
