@@ -122,9 +122,12 @@ resume=/nowhere -> name a run directory
 dry_run=maybe -> true or false
 algo=./nothere.py -> does not exist
 algo.lr=1 -> did you mean algo.learning_rate?
-algo=dqn explore.temperature=1 -> it is for algo.explore=boltzmann, and algo.explore=epsilon has epsilon
-algo=dqn explore=boltzmann explore.epsilon=1 -> algo.explore=boltzmann has temperature
-algo.optimizer.momentum=0.9 -> it is for algo.optimizer=muon or rmsprop or sgd
+runner=async_rl algo=impala sampler.device=gpu dry_run=true -> sampler.device='gpu' is not a device
+runner.n_samplers=4 -> it is for runner=async_rl, not minibatch_rl_eval
+sampler.wait_s=0.1 -> it is for sampler=gpu, not cpu
+algo=dqn explore.temperature=1 -> it is for algo.explore=boltzmann, not epsilon
+algo=dqn explore=boltzmann explore.epsilon=1 -> it is for algo.explore=epsilon, noise_hold or noisy, not boltzmann
+algo.optimizer.momentum=0.9 -> it is for algo.optimizer=muon, rmsprop or sgd, not adam
 reward.bonus.scale=1 -> it is for reward.bonus=icm or rnd
 optimizer.momentum=0.9 -> did you mean algo.optimizer.momentum?
 algo=td3 algo.policy_delay=3 -> did you mean algo.policy_interval?

@@ -68,8 +68,11 @@ _OTHER_BITS = (
 )
 
 
-def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
+def choose_device(name: str, gpus: Sequence[int] = (), key: str = "device") -> torch.device:
     """The torch device for `device=name`; `auto` is the first of `gpus`, else the first GPU, else the CPU.
+
+    Args:
+        key: for messages.
 
     Raises:
         ConfigError: there is no such device.
@@ -79,15 +82,15 @@ def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device={name!r} is not a device; use auto, cpu or cuda:0") from None
+        raise ConfigError(f"{key}={name!r} is not a device; use auto, cpu or cuda:0") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device={name}: {torch.cuda.device_count()} GPUs are visible; use device=cpu or auto")
+        raise ConfigError(f"{key}={name}: {torch.cuda.device_count()} GPUs are visible; use {key}=cpu or auto")
     if device.type not in ("cpu", "cuda"):
         try:
             torch.ones(2, device=device).sum().item()
         except Exception as error:  # torch raises one of many types where there is no such device
             reason = " ".join(str(error).split())[:100]
-            raise ConfigError(f"device={name} cannot be used here ({reason}); use auto, cpu or cuda:0") from None
+            raise ConfigError(f"{key}={name} cannot be used here ({reason}); use auto, cpu or cuda:0") from None
     return device
 
 
@@ -344,7 +347,9 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
     if not experiment.runner.samples_in_background or config.collects_ahead:
         return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
     n_slots = experiment.runner.n_slots
-    acting = choose_device(config.device) if config.device else device if config.acts_on_device else "cpu"
+    acting = device if config.acts_on_device else torch.device("cpu")
+    if config.device:
+        acting = choose_device(config.device, key="sampler.device")
     devices = [f"cuda:{gpu}" for gpu in gpus] or [str(acting)]
     if experiment.runner.sampler_count() > 1:
         return Collectors(envs, agent, n_slots, devices)

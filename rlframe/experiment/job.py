@@ -32,6 +32,7 @@ from rlframe.record.loggers import check_loggers
 from rlframe.record.remote import check_uri
 from rlframe.replay import OfDatasets
 from rlframe.runners.recording import named_for
+from rlframe.system import cluster
 from rlframe.system.distributed import rank_from_environment
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
@@ -220,6 +221,10 @@ def place_job(job: Job) -> tuple[Job, int]:
     n_here = place.local_world_size if started else experiment.n_ranks
     check_machine(experiment, n_here)
     device = choose_device(experiment.device, hardware.affinity_of(experiment, 0, n_here).gpus)
+    if experiment.sampler.device:
+        choose_device(experiment.sampler.device, key="sampler.device")
+    if experiment.on_ray():
+        cluster.imported()
     share_of(experiment, rank=0)
     if experiment.learners > 1 and device.type != "cpu":
         raise ConfigError(f"learners={experiment.learners} divides work among CPU cores; use learners=1 with {device}")

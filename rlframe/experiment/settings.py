@@ -281,13 +281,18 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     group, _, name = unknown.rpartition(".")
     given = {"sampler": "cpu", **given}
     known = {key: x for key, x in known_keys(Experiment, given).items() if "." in key and not isinstance(x, type)}
-    if isinstance(around := known_keys(Experiment, given).get(group), Part) and inner_parts(around, name):
+    around = known_keys(Experiment, given).get(group)
+    if isinstance(around, Part) and inner_parts(around, name):
         return f"; {group}={given.get(group, around.default)} has no such part"
     word = _OTHER_WORDS.get(name, "")
     named = [key for each in dict.fromkeys((word, name)) for key in known if each and key.rpartition(".")[2] == each]
     inside = [key for key in named if key.startswith(f"{group}.")]
-    if isinstance(part := known.get(group), Part) and not inside and not (word and named):
-        return _of_kind(group, part, name, given, [*known])
+    if isinstance(around, Part) and not inside and not (word and named):
+        if kinds := _kinds_with(around, name):
+            listed = " or ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+            return f"; it is for {group}={listed}, not {given.get(group, around.default)}"
+        if group in known:
+            return _of_kind(group, around, name, given, [*known])
     longer = next((key for key, x in known.items() if isinstance(x, Part) and key.endswith(f".{group}")), "")
     if longer:
         return f"; did you mean {longer}.{name}?"
@@ -298,10 +303,13 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
 
 
 def _of_kind(key: str, part: Part, name: str, given: Mapping[str, Any], known: Iterable[str]) -> str:
-    """That the field is of other kinds of a part, or what this kind has."""
+    """What this kind of a part has."""
     own = [each.removeprefix(f"{key}.") for each in known if each.startswith(f"{key}.")]
     if near := get_close_matches(name, own, n=1, cutoff=_CUTOFF):
         return f"; did you mean {key}.{near[0]}?"
-    kinds = [kind for kind in module_names(part.package) if name in chz.chz_fields(part.find(kind))]
-    here = f"{key}={given.get(key, part.default)} has {', '.join(own) or 'no keys'}"
-    return f"; it is for {key}={' or '.join(kinds)}, and {here}" if kinds else f"; {here}"
+    return f"; {key}={given.get(key, part.default)} has {', '.join(own) or 'no keys'}"
+
+
+def _kinds_with(part: Part, name: str) -> list[str]:
+    """The kinds of a part that have this field."""
+    return [kind for kind in module_names(part.package) if name in chz.chz_fields(part.find(kind))]

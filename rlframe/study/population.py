@@ -92,7 +92,11 @@ class Population:
         """After an interval, decide who copies whom and what is tried in the next one; False if there is none.
 
         There is none after the last, if a run has not reached the end of this one, or if no member has a score.
+
+        Raises:
+            ConfigError: the metric is not in the logs.
         """
+        self._check_metric()
         ended = [self._statuses[run.name].state in (DONE, FAILED) for run in self._runs]
         if self._ends_at >= self.plan.n_steps or not all(ended):
             return False
@@ -105,6 +109,12 @@ class Population:
         self._intervals.append(next_members(self.plan, self.number, members))
         self._save()
         return True
+
+    def _check_metric(self) -> None:
+        columns = [name for run in self._runs for name in _columns(run)]
+        if columns and self.plan.column not in columns:
+            hint = nearest(self.plan.column, columns)
+            raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
 
     def _scored(self) -> list[Member]:
         """The members with the scores and env_steps that they have now."""
@@ -159,9 +169,8 @@ class Population:
         members = self._scored()
         known = [k for k, member in enumerate(members) if not math.isnan(member.score)]
         if not known:
-            columns = [name for run in self._runs for name in _columns(run)]
-            hint = nearest(self.plan.column, columns) if columns and self.plan.column not in columns else ""
-            return f"no member has a score: metric={self.plan.metric} is in no log of the last interval{hint}"
+            self._check_metric()
+            return f"no member has a score: metric={self.plan.metric} has no value in the last interval"
         best = max(known, key=lambda k: members[k].score)
         words = schedules(self.plan, self._stems_from(best))
         shown = " ".join(f"{key}={value}" for key, value in words.items())

@@ -202,6 +202,7 @@ class Search(MoreRuns):
         self._rows: dict[str, int] = {}  # that were reported of a run
         self._seen: dict[str, tuple[int, int]] = {}  # size and time of a run's log when it was last read
         self._columns: list[str] = []  # of the newest log
+        self._lacks_metric = False  # the log of a run that is done
         self._added, self._queued = AddedFile(directory), 0  # trials that were added and wait in the journal
 
     def _opened(self, path: Path) -> Any:
@@ -254,7 +255,12 @@ class Search(MoreRuns):
         return list(runs)
 
     def more(self) -> list[PlannedRun]:
-        """The runs of the next trial, first of those that were added; none if there are enough trials."""
+        """The runs of the next trial, first of those that were added; none if there are enough trials.
+
+        Raises:
+            ConfigError: a run has ended, and the metric is not in its log.
+        """
+        self._check_metric()
         with _quiet():
             self._queue_added()
             if not self._queued and len(self._runs) >= self.plan.n_trials:
@@ -289,6 +295,7 @@ class Search(MoreRuns):
             return
         scores = self._scores[run.setting]
         scores[run.run_ID] = self._score(run) if status.state == DONE else math.nan
+        self._lacks_metric |= status.state == DONE and bool(self._columns) and self.plan.column not in self._columns
         if status.state == PRUNED:  # by this search, or before it was continued
             self._reasons.setdefault(run.setting, status.reason)
         with _quiet():
@@ -348,12 +355,15 @@ class Search(MoreRuns):
                 f"pruned after {len(values)} values of {self.plan.column}, by {self.plan.pruner}"
             )
 
-    def describe_best(self) -> str:
-        """The score and the words of the best trial."""
-        complete = self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.COMPLETE])
-        if not complete and self._columns and self.plan.column not in self._columns:
+    def _check_metric(self) -> None:
+        if self._lacks_metric:
             hint = nearest(self.plan.column, self._columns)
-            return f"no trial has a score: metric={self.plan.metric} is in no log{hint}; begin anew with another"
+            raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
+
+    def describe_best(self) -> str:
+        """The score and the words of the best trial; raises ConfigError if the metric is not in the logs."""
+        self._check_metric()
+        complete = self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.COMPLETE])
         if not complete:
             return "no trial is complete"
         found = (min if self.plan.lower_is_better else max)(complete, key=lambda each: each.value)

@@ -135,12 +135,16 @@ def test_a_trial_that_was_pruned_before_a_stop_stays_pruned(tmp_path: Path) -> N
     assert not search._trials
 
 
-def test_a_metric_that_no_log_has_is_named_with_the_nearest(tmp_path: Path) -> None:
-    search = search_in(tmp_path, plan_of(n_runs="1", metric="eval/retrun_mean"))
+def test_a_metric_that_no_log_has_ends_the_search_after_a_run_and_names_the_nearest(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="9", metric="eval/retrun_mean"))
     (run,) = search.more()
     write_log(run, [1.0])
     search.finished(run, Status(DONE))
-    assert "metric=eval/retrun_mean is in no log; did you mean eval/return_mean" in search.describe_best()
+    for stopped in (search.more, search.describe_best):
+        with pytest.raises(
+            ConfigError, match="metric=eval/retrun_mean is not in the logs; did you mean eval/return_mean"
+        ):
+            stopped()
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha"])
