@@ -27,6 +27,7 @@ from rlframe.experiment import defaults, tuning
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
+from rlframe.system import cluster
 from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.fork_server import run_python
 from tests.tables import read_csv
@@ -141,6 +142,7 @@ def test_launch_commands_make_a_configuration(
         monkeypatch.setattr(module, "TimingProcess", Untimed)
     monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr(cluster, "imported", lambda: None)  # Ray, which the tests do not need
     for words in commands(document, "rlframe.launch"):
         families = [word.removeprefix("experiment=").partition("/")[0] for word in words]
         if any(name in families and importlib.util.find_spec(name) is None for name in ("mujoco", "minatar")):
