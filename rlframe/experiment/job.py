@@ -22,7 +22,15 @@ from rlframe.experiment.config import Experiment, for_ranks, share_of
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.limits import check_machine
 from rlframe.experiment.objects import recorded
-from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for, with_default
+from rlframe.experiment.presets import (
+    AUTO_PRESET,
+    best_preset,
+    load_preset,
+    load_study,
+    measured,
+    presets_for,
+    with_default,
+)
 from rlframe.experiment.resumable import CheckResumed, check_same_run
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import NEW_WEIGHTS, check_sync, check_trusted, read_config
@@ -111,7 +119,8 @@ def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
     if names := presets_for(env, algo):
         best, others = names[0], [f"experiment={name}" for name in names[1:]]
         also = f"; others: {', '.join(others)}" if others else ""
-        return (f"experiment={best} is a preset for algo={algo} on {env}, and what experiment=auto takes{also}",)
+        what = "a preset" if measured(best) else "an unmeasured preset"
+        return (f"experiment={best} is {what} for algo={algo} on {env}, and what experiment=auto takes{also}",)
     others = [f"experiment={name}" for name in presets_for(env)]
     return (f"presets for this environment: {', '.join(others)}",) if others else ()
 

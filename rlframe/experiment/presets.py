@@ -17,6 +17,7 @@ from rlframe.system.env_vars import text_of
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
 _OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric", "pbt"),)
+UNMEASURED = "unmeasured"  # as `measured:`
 _OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the preset that it is like, what is claimed
 
 
@@ -125,7 +126,8 @@ def with_default(words: Mapping[str, str]) -> dict[str, str]:
 def presets_for(env: str, algo: str = "") -> list[str]:
     """The presets made for an environment, and with `algo` those of it: the one of the fewest keys first.
 
-    Those with a runner of their own come last. Files that do not mention it are not parsed.
+    Those that nobody has measured come later, and those with a runner of their own last. Files that do not mention it
+    are not parsed.
     """
     files = {name: f"{presets_dir()}/{name}.yaml" for name in preset_names()}
     mention = [name for name, file in files.items() if env in _text(file, os.stat(file).st_mtime_ns)]
@@ -133,7 +135,12 @@ def presets_for(env: str, algo: str = "") -> list[str]:
     found = [name for name in mention if configs[name].get("env") == env]
     if algo:
         found = [name for name in found if configs[name].get("algo") == algo.lower()]
-    return sorted(found, key=lambda name: ("runner" in configs[name], len(configs[name]), name))
+    return sorted(found, key=lambda name: ("runner" in configs[name], not measured(name), len(configs[name]), name))
+
+
+def measured(name: str) -> bool:
+    """Whether the file of a preset says what it reached."""
+    return _read_yaml(presets_dir() / f"{name}.yaml").get("measured", UNMEASURED) != UNMEASURED
 
 
 def best_preset(algo: str, env: str) -> str:

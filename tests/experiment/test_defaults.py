@@ -9,6 +9,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
 from rlframe.experiment.config import check_parts
 from rlframe.experiment.job import place_job, read_job
+from rlframe.experiment.presets import presets_for
 from rlframe.experiment.settings import to_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -144,6 +145,13 @@ def test_a_run_with_defaults_names_the_preset_of_its_pair():
     (note,) = read_job({"algo": "a2c", "env": "Pendulum-v1"}).notes
     assert note.startswith("presets for this environment: ")
     assert read_job({"algo": "ppo", "env": "Acrobot-v1"}).notes == ()
+    (note,) = read_job({"algo": "impala", "env": "ALE/Boxing-v5"}).notes
+    assert note.startswith("experiment=atari/impala_boxing is an unmeasured preset for algo=impala on ALE/Boxing-v5")
+
+
+def test_measured_presets_come_before_those_that_nobody_has_measured():
+    names = presets_for("Walker2d-v5", "sac")
+    assert names.index("mujoco/crossq_walker2d") < names.index("mujoco/sac_walker2d")
 
 
 def test_cloning_without_data_is_told():
