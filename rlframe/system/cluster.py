@@ -49,11 +49,18 @@ def connect(options: RayOptions) -> None:
     """Connect this process to the cluster, or start that of this machine; once.
 
     Raises:
-        ConfigError: Ray is missing, or there is no cluster at the address.
+        ConfigError: Ray is missing, there is no cluster at the address, or not so much memory for its objects.
     """
     ray = imported()
     if ray.is_initialized():
         return
+    wanted, memory = options.object_store_gb * max(options.fake_nodes, 1), psutil.virtual_memory().total / _GB
+    if not options.address and wanted > memory / 2:
+        nodes = f" for each of ray.fake_nodes={options.fake_nodes}" * (options.fake_nodes > 1)
+        raise ConfigError(
+            f"ray.object_store_gb={options.object_store_gb:g}{nodes} is more than half of the {memory:.1f} GB of this "
+            f"machine; lower it"
+        )
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will have it; it warns otherwise
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls to dead actors, which are replaced and told
@@ -134,6 +141,6 @@ def check_room(n_actors: int, cpus: float, setting: str) -> None:
     available = imported().cluster_resources().get("CPU", 0.0)
     if n_actors * cpus > available:
         raise ConfigError(
-            f"{setting} wants {n_actors * cpus:g} CPUs of the Ray cluster, which has {available:g}; lower it, or raise "
-            f"ray.num_cpus"
+            f"{setting} wants {n_actors * cpus:g} CPUs of the Ray cluster, which has {available:g} (those that this "
+            f"process may use, unless ray.num_cpus says more); lower it, or raise ray.num_cpus"
         )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -108,6 +109,12 @@ def test_an_error_of_an_environment_is_raised_as_it_was(ray: Any) -> None:
 def test_wishes_beyond_the_cluster_are_refused_with_both_numbers(ray: Any) -> None:
     with pytest.raises(ConfigError, match=r"wants 8 CPUs of the Ray cluster, which has 2"):
         check_room(4, 2.0, "sampler.n_samplers=4")
+
+
+def test_more_memory_for_objects_than_half_of_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlframe.system.cluster.imported", lambda: SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(ConfigError, match=r"object_store_gb=1e\+06 for each of ray.fake_nodes=2 is more than half"):
+        connect(RayOptions(object_store_gb=1e6, fake_nodes=2))
 
 
 def test_without_ray_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
