@@ -58,7 +58,8 @@ class Experiment:
     runner: Any = part(ROOTS["runner"], "minibatch_rl_eval", "the training loop", RunnerConfig)
     eval: EvalConfig
     env_vars: Mapping[str, Any] = chz.field(
-        default_factory=dict, doc="environment variables of all processes: env_vars.NAME=value"
+        default_factory=dict,
+        doc="environment variables of all processes: env_vars.NAME=value; of workers: env_vars.workers.NAME=value",
     )
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")

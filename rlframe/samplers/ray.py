@@ -34,7 +34,7 @@ from rlframe.rollout.inference import empty_batch
 from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
 from rlframe.system.actors import CALL_S, Actors
 from rlframe.system.cluster import check_room
-from rlframe.system.env_vars import current_env_vars
+from rlframe.system.env_vars import env_vars_of_worker
 from rlframe.system.service import RestartBudget
 
 
@@ -148,7 +148,7 @@ class RayActors(Actors):
     def launch(self, i: int) -> Any:
         (rank, n), k = self._place, self.config.n_samplers
         seed = seed_int(self.seed, Role.RESTART, self.restarts.n) if self.restarts.n else self.seed
-        actor = self._made.remote((rank * k + i, n * k), self._part_of_each, self.env, seed, dict(current_env_vars()))
+        actor = self._made.remote((rank * k + i, n * k), self._part_of_each, self.env, seed, env_vars_of_worker())
         for agent in self._agent:
             actor.start.remote(agent)
         return actor

@@ -1,4 +1,4 @@
-"""Environment variables of a run: env_vars.NAME=value, for all of its processes."""
+"""Environment variables of a run: env_vars.NAME=value for all of its processes, env_vars.workers.NAME for workers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ _BY_BEGINNING = {  # the same by how names begin
     "TORCHELASTIC_": "use torchrun",
     "RLFRAME_": "rlframe sets it",
 }
+_WORKERS = "workers."  # before the names of those that workers alone have
+_OF_WORKERS = "RLFRAME_ENV_VARS_OF_WORKERS"  # which has them, as JSON
 _current: ContextVar[Mapping[str, str]] = ContextVar("env_vars", default=MappingProxyType({}))
 
 
@@ -40,7 +42,8 @@ def check_env_vars(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"env_vars has {len(values)} variables, more than the limit of {_MOST}")
     for name, value in values.items():
         key = f"env_vars.{printable(str(name)[:60])}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        name = name.removeprefix(_WORKERS) if isinstance(name, str) else ""
+        if not _NAME.fullmatch(name):
             raise ConfigError(f"{key}: a name of an environment variable has letters, digits and _ alone")
         if not isinstance(value, str) or "\0" in value or len(value) > _LONGEST:
             raise ConfigError(f"{key} must be text of up to {_LONGEST:,} characters, got {str(value)[:60]!r}")
@@ -54,21 +57,25 @@ def text_of(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, bool | int | float) else value
 
 
-def current_env_vars() -> Mapping[str, str]:
-    """Those of the run here, for processes that do not inherit this one's."""
-    return _current.get()
+def env_vars_of_worker() -> dict[str, str]:
+    """Those that a worker of the run here has, for one that does not inherit this process's."""
+    given = sorted(_current.get().items(), key=lambda item: item[0].startswith(_WORKERS))
+    return {name.removeprefix(_WORKERS): value for name, value in given}
 
 
 @contextmanager
 def env_vars_set(values: Mapping[str, str]) -> Iterator[None]:
-    """Context in which this process, and those that it starts, have these variables.
+    """Context in which this process, and those that it starts, have these variables; see also `have_those_of_workers`.
 
     Raises:
         ConfigError: see `check_env_vars`.
     """
     check_env_vars(values)
-    before, around = {name: os.environ.get(name) for name in values}, _current.get()
-    os.environ.update(values)
+    own = {name: value for name, value in values.items() if not name.startswith(_WORKERS)}
+    if of_workers := {name.removeprefix(_WORKERS): values[name] for name in values.keys() - own.keys()}:
+        own[_OF_WORKERS] = json.dumps(of_workers)
+    before, around = {name: os.environ.get(name) for name in own}, _current.get()
+    os.environ.update(own)
     _current.set({**around, **values})
     try:
         yield
@@ -79,3 +86,8 @@ def env_vars_set(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def have_those_of_workers() -> None:
+    """Set the variables of workers in this process, which is one: called before it makes its environments."""
+    os.environ.update(json.loads(os.environ.get(_OF_WORKERS, "{}")))

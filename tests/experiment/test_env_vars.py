@@ -15,7 +15,7 @@ from rlframe.experiment.job import read_job
 from rlframe.experiment.presets import early_env_vars
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.launch import main
-from rlframe.system.env_vars import current_env_vars, env_vars_set
+from rlframe.system.env_vars import env_vars_of_worker, env_vars_set
 
 SMALL: dict[str, Any] = {
     "sampler.batch_T": 8,
@@ -51,6 +51,18 @@ def test_environments_see_the_variables_and_this_process_is_as_before(sampler: s
     assert json.loads((result.directory / "params.json").read_text())["config"]["env_vars"] == {"RLF_TEST": "7"}
 
 
+def test_those_of_workers_are_in_workers_alone(tmp_path: Path) -> None:
+    given = {"RLF_TEST": "7", "workers.RLF_TEST": "9"}
+    words = {"sampler": "cpu", "sampler.n_workers": 1, "log_dir": str(tmp_path), "n_steps": 64, **SMALL}
+    with rlframe.build("ppo", Seen, env_vars=given, **words) as run:
+        assert os.environ["RLF_TEST"] == "7"
+        assert run.train()["episode/return_mean"] == 9
+    assert from_flat({"env_vars.workers.RLF_TEST": "9"}).env_vars == {"workers.RLF_TEST": "9"}
+    assert not [name for name in os.environ if name.startswith(("RLF_", "RLFRAME_ENV_VARS"))]
+    with env_vars_set({"workers.RLF_TEST": "2", "RLF_TEST": "1", "RLF_OTHER": "3"}):
+        assert env_vars_of_worker() == {"RLF_TEST": "2", "RLF_OTHER": "3"}, "of an actor of Ray"
+
+
 def test_a_live_run_has_them_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLF_TEST", "3")
     with rlframe.build(
@@ -58,7 +70,7 @@ def test_a_live_run_has_them_until_it_is_closed(monkeypatch: pytest.MonkeyPatch)
     ) as run:
         assert os.environ["RLF_OTHER"] == "x"
         assert run.train()["episode/return_mean"] == 8
-    assert (os.environ["RLF_TEST"], os.environ.get("RLF_OTHER"), dict(current_env_vars())) == ("3", None, {})
+    assert (os.environ["RLF_TEST"], os.environ.get("RLF_OTHER"), env_vars_of_worker()) == ("3", None, {})
 
 
 def test_values_are_text_as_it_is_written() -> None:
@@ -112,4 +124,4 @@ def test_an_error_leaves_the_variables_as_they_were() -> None:
     with pytest.raises(ZeroDivisionError), env_vars_set({"RLF_TEST": "1"}):
         raise ZeroDivisionError
     assert "RLF_TEST" not in os.environ
-    assert not current_env_vars()
+    assert not env_vars_of_worker()
