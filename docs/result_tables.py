@@ -18,6 +18,7 @@ import yaml
 from rlframe.analysis.aggregates import iqm, mean
 from rlframe.analysis.results import Results, claim, read_results, short
 from rlframe.analysis.tables import Statistic, estimate, markdown, number
+from rlframe.experiment.presets import load_preset
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs/results.md"]
@@ -101,7 +102,9 @@ def read_row(name: str) -> Row:
     path = own if own.exists() or not named else ROOT / f"experiments/{named[1]}.yaml"
     if not results and not path.exists():
         raise SystemExit(f"{name} is neither a preset nor a file in results/")
-    return Row(yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}, results)
+    if not path.exists():
+        return Row({}, results)
+    return Row(yaml.safe_load(path.read_text(encoding="utf-8")) | {"config": load_preset(str(path))}, results)
 
 
 def refresh(table: str) -> str:
