@@ -132,3 +132,11 @@ def can_import(name: str) -> bool:
 
 def _origin(module: ModuleType) -> str | None:
     return module.__spec__.origin if module.__spec__ else vars(module).get("__file__")
+
+
+def others_beside(found: Any, fits: Callable[[type], bool] = lambda cls: True) -> str:
+    """A hint at the classes that fit in a module, or in that of an object."""
+    name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
+    own = [cls for cls in vars(sys.modules.get(name, found)).values() if isinstance(cls, type)]
+    names = [cls.__name__ for cls in own if cls.__module__ == name and fits(cls)]
+    return f"; name a class by :NAME, here {', '.join(names)}" if names else ""

@@ -22,7 +22,7 @@ from chz.tiepin import CastError
 
 from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.objects import ObjectName, name_of
+from rlframe.core.objects import ObjectName, name_of, others_beside
 from rlframe.core.schedule import Schedule
 
 # The parts of a run, and the packages of their kinds. All others are fields of configs.
@@ -300,7 +300,7 @@ def find_config(name: str, package: str) -> type:
     if isinstance(name, ObjectName) or ":" in name:
         found = find_attribute(name, package)
         if not (isinstance(found, type) and chz.is_chz(found)):
-            raise ConfigError(f"{name!r} is no class of a Config, made with chz.chz{_other(found, chz.is_chz)}")
+            raise ConfigError(f"{name!r} is no class of a Config, made with chz.chz{others_beside(found, chz.is_chz)}")
         return found
     kinds = kinds_of(package)
     if name.lower() in kinds:
@@ -309,17 +309,9 @@ def find_config(name: str, package: str) -> type:
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(kinds)}){nearest(name, kinds)}")
     module = find_module(name, package)
     if "Config" not in vars(module):
-        raise ConfigError(f"{name!r} ({module.__name__}) has no class Config{_other(module, lambda cls: True)}")
+        raise ConfigError(f"{name!r} ({module.__name__}) has no class Config{others_beside(module)}")
     config: type = vars(module)["Config"]
     return config
-
-
-def _other(found: Any, fits: Callable[[type], bool]) -> str:
-    """A hint at the classes that fit in a module, or in that of an object."""
-    name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
-    own = [cls for cls in vars(sys.modules.get(name, found)).values() if isinstance(cls, type)]
-    names = [cls.__name__ for cls in own if cls.__module__ == name and fits(cls)]
-    return f"; name a class by :NAME, here {', '.join(names)}" if names else ""
 
 
 def find_module(name: str, package: str) -> ModuleType:

@@ -257,8 +257,7 @@ class Search(MoreRuns):
     def more(self) -> list[PlannedRun]:
         """The runs of the next trial, first of those that were added; none if there are enough trials.
 
-        Raises:
-            ConfigError: a run has ended, and the metric is not in its log.
+        Raises ConfigError if a run has ended and the metric is not in its log.
         """
         self._check_metric()
         with _quiet():
