@@ -2,7 +2,7 @@
 
 A kernel that stores numbers in one loop and reads them back in the next may read memory that another warp has yet to
 write, where bfloat16 lets the loops divide their work differently (pytorch issue 190517, seen with torch 2.11 and in
-the code of 2.13). In an update of XQC that was an index of a scatter: one of six trainings ended in a failed assertion.
+the code of 2.13). In an update of XQC that was an index of a scatter: one of five compiled learners ended by it.
 """
 
 from __future__ import annotations
