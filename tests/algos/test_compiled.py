@@ -53,7 +53,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO, "rlframe")
-    return lambda: [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    return lambda: [x.message for x in caplog.records if x.levelno == logging.WARNING and x.name == "rlframe"]
 
 
 def both(name: str) -> tuple[Any, Any, list[Samples]]:
