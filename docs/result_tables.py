@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import yaml
 from rlframe.analysis.aggregates import iqm, mean
 from rlframe.analysis.results import Results, claim, read_results, short
 from rlframe.analysis.tables import Statistic, estimate, markdown, number
-from rlframe.experiment.presets import load_preset
+from rlframe.experiment.presets import is_measured, load_preset, preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs/results.md"]
@@ -122,12 +123,9 @@ def refresh(table: str) -> str:
 
 def unmeasured() -> str:
     """A line for each folder of experiments/ with presets that nobody has measured."""
-    folders: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "experiments").glob("*/*.yaml")):
-        name, content = f"{path.parent.name}/{path.stem}", yaml.safe_load(path.read_text(encoding="utf-8"))
-        if content.get("measured", "unmeasured") == "unmeasured":
-            folders.setdefault(path.parent.name, []).append(f"`{name}`")
-    return "".join(f"- {', '.join(names)}\n" for names in folders.values())
+    names = [name for name in preset_names() if not is_measured(name)]
+    folders = groupby(names, key=lambda name: name.partition("/")[0])
+    return "".join(f"- {', '.join(f'`{name}`' for name in own)}\n" for _, own in folders)
 
 
 def written(page: str) -> str:

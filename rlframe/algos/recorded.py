@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from rlframe.algos.base import Progress
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
-from rlframe.core.errors import shortened
+from rlframe.core.errors import one_line
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import recording
@@ -199,7 +199,7 @@ def _lift(graph: Any) -> list[Tensor]:
 
 def cause(error: BaseException) -> str:
     """What an error says, in a line."""
-    return shortened(" ".join(str(error).split())) or type(error).__name__
+    return one_line(error) or type(error).__name__
 
 
 def _place(error: BaseException) -> str:

@@ -95,6 +95,11 @@ def shortened(text: str, n: int = 200) -> str:
     return text if len(text) <= n else f"{text[:n]}... ({len(text):,} characters)"
 
 
+def one_line(value: object, n: int = 200) -> str:
+    """A text of any length, or what an error says, in a line of its first `n` characters."""
+    return shortened(" ".join(str(value).split()), n)
+
+
 def describe(error: BaseException) -> str:
     """An exception of foreign code in one short line."""
     return f"{type(error).__name__}: {shortened(str(error))}".replace("\n", " ")

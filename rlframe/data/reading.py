@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
@@ -123,7 +123,8 @@ class Dataset:
                     found = columns.read(i)
                     yield self._checked(found)
                 except _DAMAGES as error:
-                    raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {_line(error)}") from None
+                    reason = printable(one_line(error))
+                    raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {reason}") from None
                 except ConfigError as error:
                     raise ConfigError(f"episode {i} of the dataset {self.path}: {error}") from None
         finally:
@@ -141,7 +142,7 @@ class Dataset:
         except ImportError as error:
             raise ConfigError(f'the dataset {self.path} needs {error.name}: pip install "rlframe[data]"') from None
         except _DAMAGES as error:
-            raise ConfigError(f"the dataset {self.path} is damaged: {_line(error)}") from None
+            raise ConfigError(f"the dataset {self.path} is damaged: {printable(one_line(error))}") from None
 
     def _checked(self, found: Mapping[str, Any]) -> Episode:
         """The episode of these arrays; raises ValueError if they do not belong together."""
@@ -167,10 +168,6 @@ class Dataset:
             raise ValueError("rewards have NaN or Inf")
         terminated, truncated = (x.astype(np.bool_) for x in ends)
         return Episode(observation, action, rewards, terminated, truncated & ~terminated, info)
-
-
-def _line(error: BaseException) -> str:
-    return printable(" ".join(str(error).split())[:200])
 
 
 def fitted(space: Space, values: Any, n: int, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import open_regular_file
 from rlframe.core.spaces import action_decoder
 from rlframe.data.episodes import Episode, shifted
@@ -45,13 +45,12 @@ def read_json_lines(
                         yield _episode(rows, observation_space, action_space, normalized)
                         rows = []
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-                reason = printable(" ".join(str(error).split())[:200])
-                raise ConfigError(f"{path}, line {number}: {reason}") from None
+                raise ConfigError(f"{path}, line {number}: {printable(one_line(error))}") from None
     if rows:
         try:
             yield _episode(rows, observation_space, action_space, normalized)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}, its last episode: {str(error)[:200]}") from None
+            raise ConfigError(f"{path}, its last episode: {printable(one_line(error))}") from None
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:

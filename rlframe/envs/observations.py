@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rlframe.core.errors import shortened
+from rlframe.core.errors import one_line
 from rlframe.core.multi_agent import OBSERVATION, JointRows, JointSpace, flat, is_opponent
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -269,7 +269,7 @@ def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:
                 finite = np.isfinite(rows)
                 if np.count_nonzero(finite) != finite.size:  # takes a fifth of the time of all()
                     index = _first_bad(finite)
-                    found = shortened(" ".join(str(rows[index]).split()))
+                    found = one_line(rows[index])
                     raise InvalidValue(f"{name} is not finite: {found}", index)
 
             return check_finite

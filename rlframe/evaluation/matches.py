@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
-from rlframe.core.errors import ConfigError, PartError, aligned, naming, printable, shortened, warn_once
+from rlframe.core.errors import ConfigError, PartError, aligned, naming, one_line, printable, warn_once
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
 from rlframe.core.parts import find_attribute
 from rlframe.core.seeding import Role, generator, seed_int
@@ -109,9 +109,7 @@ class PolicyPlayer:
                 ("observations", "actions"), self._spaces, (observation_space, action_space), strict=True
             ):
                 if own.own[policy] != space.own[agent]:
-                    before, now = (
-                        shortened(" ".join(str(x).split()), 100) for x in (own.own[policy], space.own[agent])
-                    )
+                    before, now = (one_line(x, 100) for x in (own.own[policy], space.own[agent]))
                     raise ConfigError(
                         f"agent {agent}: policy {policy} of {self.name:.200} is for {kind} {before}, and here they are "
                         f"{now}"

@@ -19,7 +19,7 @@ from rlframe.algos.base import Frozen
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.errors import ConfigError, one_line, pluralize
 from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
@@ -89,7 +89,7 @@ def choose_device(name: str, gpus: Sequence[int] = (), key: str = "device") -> t
         try:
             torch.ones(2, device=device).sum().item()
         except Exception as error:  # torch raises one of many types where there is no such device
-            reason = " ".join(str(error).split())[:100]
+            reason = one_line(error, 100)
             raise ConfigError(f"{key}={name} cannot be used here ({reason}); use auto, cpu or cuda:0") from None
     return device
 

@@ -25,9 +25,9 @@ from rlframe.experiment.objects import recorded
 from rlframe.experiment.presets import (
     AUTO_PRESET,
     best_preset,
+    is_measured,
     load_preset,
     load_study,
-    measured,
     presets_for,
     with_default,
 )
@@ -119,7 +119,7 @@ def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
     if names := presets_for(env, algo):
         best, others = names[0], [f"experiment={name}" for name in names[1:]]
         also = f"; others: {', '.join(others)}" if others else ""
-        what = "a preset" if measured(best) else "an unmeasured preset"
+        what = "a preset" if is_measured(best) else "an unmeasured preset"
         return (f"experiment={best} is {what} for algo={algo} on {env}, and what experiment=auto takes{also}",)
     others = [f"experiment={name}" for name in presets_for(env)]
     return (f"presets for this environment: {', '.join(others)}",) if others else ()

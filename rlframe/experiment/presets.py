@@ -17,7 +17,6 @@ from rlframe.system.env_vars import text_of
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
 _OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric", "pbt"),)
-UNMEASURED = "unmeasured"  # as `measured:`
 _OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the preset that it is like, what is claimed
 
 
@@ -135,12 +134,12 @@ def presets_for(env: str, algo: str = "") -> list[str]:
     found = [name for name in mention if configs[name].get("env") == env]
     if algo:
         found = [name for name in found if configs[name].get("algo") == algo.lower()]
-    return sorted(found, key=lambda name: ("runner" in configs[name], not measured(name), len(configs[name]), name))
+    return sorted(found, key=lambda name: ("runner" in configs[name], not is_measured(name), len(configs[name]), name))
 
 
-def measured(name: str) -> bool:
+def is_measured(name: str) -> bool:
     """Whether the file of a preset says what it reached."""
-    return _read_yaml(presets_dir() / f"{name}.yaml").get("measured", UNMEASURED) != UNMEASURED
+    return _read_yaml(presets_dir() / f"{name}.yaml").get("measured", "unmeasured") != "unmeasured"
 
 
 def best_preset(algo: str, env: str) -> str:

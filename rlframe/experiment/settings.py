@@ -280,8 +280,9 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     """
     group, _, name = unknown.rpartition(".")
     given = {"sampler": "cpu", **given}
-    known = {key: x for key, x in known_keys(Experiment, given).items() if "." in key and not isinstance(x, type)}
-    around = known_keys(Experiment, given).get(group)
+    keys = known_keys(Experiment, given)
+    known = {key: x for key, x in keys.items() if "." in key and not isinstance(x, type)}
+    around = keys.get(group)
     if isinstance(around, Part) and inner_parts(around, name):
         return f"; {group}={given.get(group, around.default)} has no such part"
     word = _OTHER_WORDS.get(name, "")
@@ -289,10 +290,10 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     inside = [key for key in named if key.startswith(f"{group}.")]
     if isinstance(around, Part) and not inside and not (word and named):
         if kinds := _kinds_with(around, name):
-            listed = " or ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+            listed = " or ".join(", ".join(kinds).rsplit(", ", 1))  # a, b or c
             return f"; it is for {group}={listed}, not {given.get(group, around.default)}"
         if group in known:
-            return _of_kind(group, around, name, given, [*known])
+            return _what_it_has(group, around, name, given, [*known])
     longer = next((key for key, x in known.items() if isinstance(x, Part) and key.endswith(f".{group}")), "")
     if longer:
         return f"; did you mean {longer}.{name}?"
@@ -302,8 +303,8 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     return f"; did you mean {' or '.join(named)}?" if named else ""
 
 
-def _of_kind(key: str, part: Part, name: str, given: Mapping[str, Any], known: Iterable[str]) -> str:
-    """What this kind of a part has."""
+def _what_it_has(key: str, part: Part, name: str, given: Mapping[str, Any], known: Iterable[str]) -> str:
+    """The field of this kind of a part that is near, or all of them."""
     own = [each.removeprefix(f"{key}.") for each in known if each.startswith(f"{key}.")]
     if near := get_close_matches(name, own, n=1, cutoff=_CUTOFF):
         return f"; did you mean {key}.{near[0]}?"

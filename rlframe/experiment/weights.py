@@ -24,6 +24,7 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
     Args:
         init: a run directory or snapshot; with :NAME, the policy of that name in it.
         part: agent, or algo.    policy: whose it is to be; of a run with several policies, the one of this name.
+        key: that has `init`, for messages.
     Raises:
         ConfigError: there is no such directory, or the run has several policies, and none of this name.
     """
@@ -35,11 +36,11 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
     if not several and not named:
         return load_snapshot(Path(path), key=part)[0]
     if not several:
-        raise ConfigError(f"init={init}: that run has one policy, without a name; use init={path}")
+        raise ConfigError(f"{key}={init}: that run has one policy, without a name; use {key}={path}")
     if wanted not in several:
         raise ConfigError(
-            f"init={init}{own}: that run has the policies {', '.join(several)}, and none is {wanted}; name one of "
-            f"them: init={path}:{several[0]}"
+            f"{key}={init}{own}: that run has the policies {', '.join(several)}, and none is {wanted}; name one of "
+            f"them: {key}={path}:{several[0]}"
         )
     return load_snapshot(Path(path), key=f"{part}/{wanted}")[0]
 

@@ -17,7 +17,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
-from rlframe.system.env_vars import have_those_of_workers
+from rlframe.system.env_vars import set_env_vars_of_worker
 from rlframe.system.machine import choose_egl_device, n_cpus
 from rlframe.system.process import SLICE_S, ChildDied, ChildProcess
 from rlframe.system.service import RestartBudget, Service, Supervision
@@ -50,7 +50,7 @@ def worker_main(
     is_replacement: bool,
 ) -> None:
     """Main function of a worker process: make environments, receive the task, handle commands until told to stop."""
-    have_those_of_workers()
+    set_env_vars_of_worker()
     choose_egl_device(index, config.gpus)
     lo, first = columns  # of the first environment: in the whole batch, and over all ranks
     envs = make_envs(config, len(seeds), seeds, first)

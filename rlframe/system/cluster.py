@@ -17,7 +17,7 @@ import chz
 import psutil
 
 from rlframe.core.config import count, number, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, one_line
 
 _GB = 1e9
 _KNOCK_S = 5.0
@@ -86,8 +86,8 @@ def connect(options: RayOptions) -> None:
             ray.init("local", **each, **quiet)  # also where another run has one
         _watch()
     except (OSError, RuntimeError, ValueError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise ConfigError(f"no Ray cluster at ray.address={options.address or 'this machine'}: {what}") from error
+        where = options.address or "this machine"
+        raise ConfigError(f"no Ray cluster at ray.address={where}: {one_line(error)}") from error
 
 
 def _knock(address: str) -> None:

@@ -65,7 +65,7 @@ def env_vars_of_worker() -> dict[str, str]:
 
 @contextmanager
 def env_vars_set(values: Mapping[str, str]) -> Iterator[None]:
-    """Context in which this process, and those that it starts, have these variables; see also `have_those_of_workers`.
+    """Context in which this process, and those that it starts, have these variables; see also `set_env_vars_of_worker`.
 
     Raises:
         ConfigError: see `check_env_vars`.
@@ -88,6 +88,6 @@ def env_vars_set(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def have_those_of_workers() -> None:
+def set_env_vars_of_worker() -> None:
     """Set the variables of workers in this process, which is one: called before it makes its environments."""
     os.environ.update(json.loads(os.environ.get(_OF_WORKERS, "{}")))
