@@ -28,7 +28,7 @@ class SkippedUpdate:
     updates: int  # updates before it, skipped ones included
     batch: Tree  # the training batch; () if the algorithm did not pass it on
     facts: Mapping[str, float]  # loss and gradient norm
-    parameters: list[Tensor]  # those found to have a non-finite gradient
+    parameters: list[Tensor] | None  # those found to have a non-finite gradient; None: a compiled step keeps none
     rate: str  # key of its learning rate
 
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -35,11 +37,12 @@ from rlframe.core.struct import Tree, leaves
 from rlframe.kernels.barriers import loops_in_order
 from rlframe.kernels.device import in_bf16
 from rlframe.models.memory import cuts_episodes
+from rlframe.record import current_run
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
 
 _MOST_FORMS = 8  # of inputs; more would be compiled for ever
-_TIMEOUT_S = 300.0
+_LONG_S, _TIMEOUT_S = 60.0, 300.0
 
 _log = logging.getLogger("rlframe")
 
@@ -141,6 +144,8 @@ class Compiled:
             return None
         except NotCompiled as reason:
             self._schedules.compiles = False
+            if choice.compiles:  # a resumed run computes as this one
+                current_run().record_choices({"compile": "false"})
             _log.warning(f"updates run uncompiled: {reason}")
             return None
         choice.mark()
@@ -185,6 +190,7 @@ def compile_update(
     Raises:
         NotCompiled: it cannot be recorded or compiled.
     """
+    _import_compiler()
     given = [x for x in leaves(inputs) if isinstance(x, Tensor)]
     graph, state, outputs = record(learn, inputs, schedules, steps)
     run = compile_graph(graph, [*given, *state])
@@ -207,7 +213,9 @@ def compile_graph(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[
         NotCompiled: the compiler cannot be imported, fails or hangs.
     """
     _import_compiler()
-    run: Callable[..., Sequence[Tensor]] = _within_time(lambda: _compile(graph, examples))
+    with gc_paused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run: Callable[..., Sequence[Tensor]] = _within_time(lambda: _compile(graph, examples))
     return run
 
 
@@ -216,6 +224,7 @@ def _import_compiler() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module("torch._inductor.compile_fx")
+            importlib.import_module("torch._inductor.codecache").cache_dir()  # made here
     except Exception as error:
         why = f"torch's compiler cannot be imported ({cause(error)}); reinstall torch"
         raise NotCompiled(_remedy(error) if isinstance(error, OSError) else why) from error
@@ -242,8 +251,7 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
     repairs = nullcontext() if on_cpu else loops_in_order()
-    with gc_paused(), torch.no_grad(), warnings.catch_warnings(), repairs:
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), repairs:
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled
 
@@ -259,17 +267,45 @@ def _within_time(function: Callable[[], Any]) -> Any:
             found.append(error)
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="compile", daemon=True)
+    before = _programs()
     thread.start()
-    thread.join(_TIMEOUT_S)
+    thread.join(_LONG_S)
     if not found:
+        _log.info(f"the compiler has not ended after {_LONG_S:.0f} s; it has until {_TIMEOUT_S:.0f} s")
+        thread.join(_TIMEOUT_S - _LONG_S)
+    if not found:
+        for process in _programs() - before:
+            with suppress(psutil.Error):
+                for each in [*process.children(recursive=True), process]:
+                    each.kill()
         raise NotCompiled(f"the compiler has not ended after {_TIMEOUT_S:.0f} s; use compile=false")
     if isinstance(found[0], BaseException):
         raise NotCompiled(_remedy(found[0])) from found[0]
     return found[0]
 
 
+def _programs() -> set[psutil.Process]:
+    """The processes that this one has started, but those of Python: a compiler is one."""
+    found = set()
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):
+            if not process.name().startswith("python"):
+                found.add(process)
+    return found
+
+
 def _remedy(error: BaseException) -> str:
-    why = cause(error)
-    if isinstance(error, OSError):
-        return f"{why}; set TORCHINDUCTOR_CACHE_DIR to a directory that can be written"
-    return f"torch's compiler failed: {why}; use compile=false, or another compiler by CXX"
+    why, place = cause(error), os.environ.get("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    if any(isinstance(each, OSError) for each in _causes(error)):
+        return f"{why}; set TORCHINDUCTOR_CACHE_DIR to a directory that can be written and has room"
+    return (
+        f"torch's compiler failed: {why}; use compile=false, or another compiler by CXX; if its cache may be damaged, "
+        f"remove {place}"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

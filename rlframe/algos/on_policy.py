@@ -31,7 +31,7 @@ from rlframe.ops.policy_gradient import mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 
 NO_INPUTS = AgentInputs((), (), (), ())
-_SIZES = 32  # of minibatches, see `order_of_rows`
+_SIZES = 8  # of minibatches, see `order_of_rows`
 
 
 @chz.chz
@@ -198,7 +198,7 @@ def order_of_rows(valid: Tensor, n: int, rng: np.random.Generator, n_valid: int 
     """The rows of a batch in random order, for `n` minibatches: numbers [n, rows] in the flattened batch.
 
     If `n_valid` says how many are valid (-1: all count), the valid ones, and no more others than fill the minibatches
-    up. Their size is in 32nds of the full one: few sizes, as each is compiled. Agents that wait have many other rows.
+    up. Their size is in eighths of the full one: few sizes, as each is compiled. Agents that wait have many other rows.
     """
     n_rows = valid.numel()
     order = to_device(torch.from_numpy(rng.permutation(n_rows)), valid.device)

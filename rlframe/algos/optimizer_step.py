@@ -132,7 +132,8 @@ class OptimizerStep:
                 self.optimizer.advance(self.rate)
             self.units.project()
         else:
-            wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
+            wrong: list[Tensor] = []
+            wrong += [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
             self._skip(*numbers, self.progress.updates, batch, wrong)
         return norm
 
@@ -196,11 +197,11 @@ class OptimizerStep:
     def _judge(self, numbers: Tensor, updates: int, batch: Tree) -> None:
         loss, norm = numbers.tolist()
         if not math.isfinite(loss + norm):
-            self._skip(loss, norm, updates, batch, [])
+            self._skip(loss, norm, updates, batch, None)
 
-    def _skip(self, loss: float, norm: float, updates: int, batch: Tree, wrong: list[nn.Parameter]) -> None:
+    def _skip(self, loss: float, norm: float, updates: int, batch: Tree, wrong: list[Tensor] | None) -> None:
         facts = {"loss": loss, "grad_norm": norm}
-        self.progress.skip(SkippedUpdate(updates, batch, facts, list(wrong), self.rate_key))
+        self.progress.skip(SkippedUpdate(updates, batch, facts, wrong, self.rate_key))
 
     @property
     def rate(self) -> float:

@@ -6,6 +6,7 @@ These are ordinary torch operations, of gradients and the optimizer's step too. 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -63,12 +64,34 @@ def record(
             stack.enter_context(part.recorded())
         stack.enter_context(recording())
         try:
-            graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+            with _no_draws():
+                graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        except NotCompiled:
+            raise
         except Exception as error:
-            raise NotCompiled(f"{_place(error)} cannot be recorded: {cause(error)}") from error
+            raise NotCompiled(f"{_place(error)} cannot be recorded: {_why(error)}") from error
         finally:
             undo.restore()
     return graph, _lift(graph), results[0]
+
+
+@contextmanager
+def _no_draws() -> Iterator[None]:
+    """Context in which NumPy's and Python's global generators stay as they are.
+
+    Raises:
+        NotCompiled: something drew from one, a number that would be the same in every update.
+    """
+    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    yield
+    states: tuple[tuple[str, Any, Any, Callable[[Any], None]], ...] = (
+        ("NumPy", numpy, np.random.get_state(), np.random.set_state),  # noqa: NPY002
+        ("Python", python, random.getstate(), random.setstate),
+    )
+    for name, before, now, load in states:
+        if repr(now) != repr(before):
+            load(before)
+            raise NotCompiled(f"it draws from {name}'s generator; draw with torch, or use compile=false")
 
 
 class _Undo(TorchDispatchMode):
@@ -195,6 +218,15 @@ def _lift(graph: Any) -> list[Tensor]:
         delattr(graph, name)
     graph.recompile()
     return list(state.values())
+
+
+_BY_VALUES = ("GuardOnDataDependentSymNode", "DataDependentOutputException")  # names of torch's errors
+
+
+def _why(error: BaseException) -> str:
+    if type(error).__name__ in _BY_VALUES:
+        return "it decides by the value of a tensor; use torch.where, or compile=false"
+    return cause(error)
 
 
 def cause(error: BaseException) -> str:

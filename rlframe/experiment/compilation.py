@@ -17,6 +17,7 @@ from typing import Any
 import chz
 import torch
 
+from rlframe import __version__
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice
@@ -105,7 +106,11 @@ def _missing_compiler(device: torch.device) -> str:
     """What is missing to compile for a device; empty if nothing is."""
     if device.type == "cpu":
         name = os.environ.get("CXX", "g++")
-        return "" if shutil.which(name) else f"there is no C++ compiler {name}; install g++, or name one by CXX"
+        if shutil.which(name):
+            return ""
+        if len(name.split()) > 1 and shutil.which(name.split()[0]):
+            return f"CXX={name} has options, which torch's compiler does not take; use CXX={name.split()[0]}"
+        return f"there is no C++ compiler {name}; install g++, or name one by CXX"
     return "" if importlib.util.find_spec("triton") else "there is no Triton; pip install triton"
 
 
@@ -123,13 +128,21 @@ def _cache() -> Path:
 def _key(experiment: Experiment, threads: int, n_runs: int) -> str:
     """What decides the compiled program, but for rlframe's own code."""
     config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
-    machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device, n_runs]
+    programs = [torch.__version__, __version__, os.environ.get("CXX", "")]
+    machine = [*programs, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device, n_runs]
     text = json.dumps([machine, config], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def compiled_as(chosen: Mapping[str, Any], experiment: Experiment) -> Experiment:
-    """With compile=auto the choice from before, since compiled updates round otherwise."""
-    if experiment.compile != "auto" or "compile" not in chosen:
-        return experiment
-    return chz.replace(experiment, compile=chosen["compile"])
+def compiled_as(chosen: Mapping[str, Any], experiment: Experiment, asked: str = "") -> tuple[Experiment, list[str]]:
+    """A resumed run with its updates as they were, since compiled ones round otherwise; and notes for its log.
+
+    Args:
+        chosen: what the run recorded.    asked: compile= as it is given for the resumed run; empty if it is not.
+    """
+    given, before = experiment.compile, chosen.get("compile", experiment.compile)
+    if asked in ("true", "false"):
+        note = f"compile={asked}: it was {before} before, so updates round otherwise from here on"
+        return experiment, [note] if before not in (asked, "auto") else []
+    note = f"compile={given}: {before}, as before, since compiled updates round otherwise; name one to change it"
+    return chz.replace(experiment, compile=before), [note] if before != given and (asked or given != "auto") else []

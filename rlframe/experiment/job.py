@@ -91,8 +91,9 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
     below = ("", {}) if resume else algorithm_defaults(base, keys)
     sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
     chosen = choices_made(Path(resume)) if resume else {}
-    experiment = compiled_as(chosen, from_flat(below[1], base, keys))
-    return Job(experiment, resume, tune, notes, sources, chosen.get("threads", 0))
+    asked = str(keys.get("compile", "")).lower()
+    experiment, of_updates = compiled_as(chosen, from_flat(below[1], base, keys), asked if resume else "")
+    return Job(experiment, resume, tune, (*notes, *of_updates), sources, chosen.get("threads", 0))
 
 
 def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -183,8 +183,7 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
     for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
         _logger.info(note)
     _logger.info(f"run: {run.directory}")
-    compiles = {"compile": built.compilation.name} if job.experiment.compile == "auto" else {}
-    run.record_choices({**hardware.choices_of(job.experiment, resolved), **compiles})
+    run.record_choices({**hardware.choices_of(job.experiment, resolved), "compile": built.compilation.name})
 
 
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:
@@ -252,4 +251,4 @@ def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int
         of_sampler = {key: value for key, value in config.items() if key.startswith("sampler.")}
         before = from_flat({**to_flat(experiment), "sampler": chosen["sampler"], **of_sampler})
         experiment = chz.replace(experiment, sampler=before.sampler)
-    return compiled_as(chosen, experiment), chosen.get("threads", 0)
+    return compiled_as(chosen, experiment)[0], chosen.get("threads", 0)

@@ -203,9 +203,9 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
         "env_steps": algo.progress.env_steps,
         **skipped.facts,
         "not_finite_in_batch": nonfinite,
-        "not_finite_gradients": [
-            names.get(id(x), f"a parameter of the algorithm, of shape {list(x.shape)}") for x in skipped.parameters
-        ],
+        "not_finite_gradients": "not known: the update is compiled; compile=false shows them"
+        if skipped.parameters is None
+        else [names.get(id(x), f"a parameter of the algorithm, of shape {list(x.shape)}") for x in skipped.parameters],
         "metrics": {name: float(value) for name, value in metrics.items()},
     }
     state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import random
 import shutil
+import subprocess
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +18,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -63,9 +68,11 @@ def both(name: str) -> tuple[Any, Any, list[Samples]]:
 def warning_of_equal_runs(one: Any, other: Any, data: list[Samples], warned: Callable[[], list[str]]) -> str:
     """The only warning of an algorithm that is to be compiled, and learns to the bit what one as it is learns."""
     as_equations(other)
-    with compiling(COMPILE):
-        learned(one, data)
-    learned(other, data)
+    for algo, choice in ((one, COMPILE), (other, CompileChoice(False))):
+        np.random.seed(0)  # noqa: NPY002  # of a network that draws from it
+        random.seed(0)
+        with compiling(choice):
+            learned(algo, data)
     assert_alike(one, other, rtol=0, atol=0)
     (line,) = warned()
     return line
@@ -238,6 +245,30 @@ class Drawing(Looking):
         return y * (1 + torch.rand(8, generator=torch.Generator().manual_seed(0)))
 
 
+class Deciding(Looking):
+    """One that decides by a value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if y.mean() > 0 else 2 * y
+
+
+class OfNumpy(Looking):
+    """One that draws from NumPy's global generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * (1 + np.random.rand())  # noqa: NPY002
+
+
+class OfPython(Looking):
+    """One that draws from Python's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * (1 + random.random())
+
+
 class Dropping(Looking):
     """One with dropout and batch normalisation."""
 
@@ -257,7 +288,14 @@ def with_network(network: type[nn.Module]) -> Any:
 
 @pytest.mark.parametrize(
     ("network", "says"),
-    [(Looking, "test_compiled.py"), (InNumpy, "test_compiled.py"), (Drawing, "a generator of its own")],
+    [
+        (Looking, "test_compiled.py"),
+        (InNumpy, "test_compiled.py"),
+        (Deciding, "it decides by the value of a tensor; use torch.where, or compile=false"),
+        (Drawing, "a generator of its own"),
+        (OfNumpy, "it draws from NumPy's generator; draw with torch, or use compile=false"),
+        (OfPython, "it draws from Python's generator"),
+    ],
 )
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_where(
     network: type[nn.Module], says: str, recorded: list[Any], warned: Callable[[], list[str]]
@@ -330,9 +368,34 @@ def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
 
     monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
     monkeypatch.setattr(compiled, "_compile", fail)
+    monkeypatch.setattr(compiled, "_LONG_S", 0.1)
     monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.2)
     line = warning_of_equal_runs(*both("sac"), warned)
     assert says in line
+
+
+def test_a_compiler_that_hangs_is_ended_and_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: Any) -> None:
+        subprocess.run(["sleep", "1000"], check=True)
+
+    filters = list(warnings.filters)
+    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "_compile", hang)
+    monkeypatch.setattr(compiled, "_LONG_S", 0.2)
+    monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.5)
+    with pytest.raises(compiled.NotCompiled, match="has not ended"):
+        compiled.compile_graph(None, [])
+    left = [each for each in psutil.Process().children() if each.name() == "sleep"]
+    assert not psutil.wait_procs(left, timeout=20)[1]
+    assert gc.isenabled()
+    assert warnings.filters == filters
+
+
+def test_a_failure_names_what_is_to_be_done() -> None:
+    full = RuntimeError("torch's own error")
+    full.__cause__ = OSError(28, "No space left on device")
+    assert "has room" in compiled._remedy(full)
+    assert "if its cache may be damaged, remove" in compiled._remedy(AttributeError("no attribute 'call'"))
 
 
 def test_a_cache_that_cannot_be_made_is_named_with_the_remedy(
@@ -346,7 +409,7 @@ def test_a_cache_that_cannot_be_made_is_named_with_the_remedy(
         learned(made("sac"), batches("sac"))
     assert warned() == [
         "updates run uncompiled: [Errno 13] Permission denied: '/nowhere'; set TORCHINDUCTOR_CACHE_DIR to a directory "
-        "that can be written"
+        "that can be written and has room"
     ]
 
 

@@ -51,11 +51,11 @@ def test_what_belongs_to_a_row_stays_with_it() -> None:
 
 @pytest.mark.parametrize("n_valid", [0, 1, 26, 59, 62, 64])
 def test_most_rows_that_are_not_valid_are_left_out_and_valid_ones_never(n_valid: int) -> None:
-    """Of 128 rows in 4 minibatches; a 32nd of a minibatch is 1 row."""
+    """Of 128 rows in 4 minibatches; an eighth of a minibatch is 4 rows."""
     valid = torch.zeros(128, dtype=torch.bool)
     valid[torch.randperm(128, generator=torch.Generator().manual_seed(0))[: 2 * n_valid]] = True
     order = order_of_rows(valid.view(8, 16), 4, np.random.default_rng(0), 2 * n_valid)
-    assert order.shape == (4, max(1, math.ceil(n_valid / 2)))
+    assert order.shape == (4, 4 * max(1, math.ceil(n_valid / 8)))
     assert len(set(order.flatten().tolist())) == order.numel(), "no row is there twice"
     assert int(valid[order].sum()) == 2 * n_valid
     assert int(valid[order].sum(1).min()) >= n_valid // 4, "what fills up is spread over all of them"

@@ -129,6 +129,31 @@ def test_a_wrong_value_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "compile" in capsys.readouterr().err
 
 
+def test_a_run_whose_compiler_failed_goes_on_uncompiled_until_it_is_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise compiled.NotCompiled("no room")
+
+    monkeypatch.setattr(compiled, "compile_graph", fail)
+    monkeypatch.setattr(compilation, "_missing_compiler", lambda device: "")
+    words = [*WORDS, "algo=ppo", "runner.n_steps=64", "sampler.batch_T=8", "sampler.batch_B=4", "algo.minibatches=2"]
+    assert launch.main([*words, "compile=true", f"log_dir={tmp_path}"]) == 0
+    run = str(tmp_path / "run_0")
+    assert read_json(tmp_path / "run_0" / "params.json")["chosen"]["compile"] == "false"
+    for asked, becomes, says in (
+        ({}, "false", "compile=true: false, as before"),
+        ({"compile": "auto"}, "false", "compile=auto: false, as before"),
+        ({"compile": "true"}, "true", "compile=true: it was false before"),
+        ({"compile": "false"}, "false", ""),
+    ):
+        job = read_job({"resume": run, **asked})
+        (note,) = [each for each in job.notes if each.startswith("compile=")] or [""]
+        assert job.experiment.compile == becomes
+        assert note.startswith(says)
+        assert bool(note) == bool(says)
+
+
 def test_a_resumed_run_keeps_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*WORDS, "algo=ppo", "runner.n_steps=64", "sampler.batch_T=8", "sampler.batch_B=4", "algo.minibatches=2"]
     assert launch.main([*words, f"log_dir={tmp_path}"]) == 0
