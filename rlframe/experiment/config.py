@@ -324,6 +324,7 @@ def check_parts(experiment: Experiment) -> None:
         f"sampler={_kind('sampler', sampler)}": workers and not (sampler.acts_in_workers or sampler.undecided),
         f"sampler.decorrelation_steps={sampler.decorrelation_steps}": sampler.decorrelation_steps,
         f"sampler.statistics=[{','.join(sampler.statistics)}]": sampler.statistics,
+        f"sampler.collector={sampler.collector}": sampler.collector,
         "sampler.complete_episodes=true": sampler.complete_episodes,
         f"sampler.env_restarts={sampler.env_restarts}": sampler.env_restarts,
         "env.normalize_reward=true": experiment.env_options.normalize_reward,

@@ -33,6 +33,7 @@ _SINGLE = {
     "eval.function": "a function of (policy, make_env)",
     "model.encoder": "a name, or the class of a torch.nn.Module, or a function of the observation space",
     "model.distribution": "a name, or the class of a rlframe.distributions.Distribution, or a function of the shape",
+    "sampler.collector": "a subclass of rlframe.rollout.Collector",
     "agents.map_function": "policies of agents by name, or a function of (agent, episode) that returns a policy",
     "record_transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
     "algo.replay.transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
@@ -41,7 +42,14 @@ _SINGLE = {
 _WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE}
 _MAP = "agents.map"
 # The keys with names that trained agents do without.
-NOT_OF_POLICY = ("callbacks", "sampler.statistics", "loggers", "record_transform", "algo.replay.transform")
+NOT_OF_POLICY = (
+    "callbacks",
+    "sampler.statistics",
+    "sampler.collector",
+    "loggers",
+    "record_transform",
+    "algo.replay.transform",
+)
 _SHORT = ("explore", "replay")  # the keys of these parts may be written without algo.
 
 

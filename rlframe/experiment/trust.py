@@ -160,7 +160,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
     if key in ("callbacks", "sampler.statistics", "env.wrappers", "sync"):
         return value in ("", [])
-    if key == "eval.function":
+    if key in ("eval.function", "sampler.collector"):
         return value == ""
     if key == "agents.league.members":
         return all(isinstance(text, str) for text in _texts(value))

@@ -24,7 +24,11 @@ from rlframe.system.shared import share_zeros
 
 
 class Collector:
-    """Fills one batch again and again. Each group of environments has one stepper and one inference."""
+    """Fills one batch again and again. Each group of environments has one stepper and one inference.
+
+    One of your own is a subclass (`sampler.collector=`). In the workers of `sampler=cpu` each has one, of its columns,
+    of which `start_batch` and `run_steps` are called.
+    """
 
     def __init__(
         self,
@@ -129,14 +133,20 @@ def load_running_state(
 
 
 def local_collector(
-    envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True, first: int = 0
+    envs: Envs,
+    agent: Agent,
+    T: int,
+    rngs: Sequence[np.random.Generator],
+    explore: bool = True,
+    first: int = 0,
+    kind: type[Collector] = Collector,
 ) -> Collector:
     """Environments and agent in this process; `first` is the first environment's index over all ranks."""
     batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n, first)
     stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
     stepper.reset()
     inference = BatchInference(agent, batch, first, rngs, explore, block_size(envs.n))
-    return Collector(batch, [inference], [stepper], envs.observation_space)
+    return kind(batch, [inference], [stepper], envs.observation_space)
 
 
 def worker_collector(
@@ -148,13 +158,14 @@ def worker_collector(
     n_groups: int,
     first: int,
     wait_s: float = math.inf,
+    kind: type[Collector] = Collector,
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`.
 
     `wait_s`: see FirstReadyStepper; inf: every step waits for all.
     """
     if wait_s < math.inf:
-        return _first_ready_collector(pool, agent, T, rngs, n_groups, first, wait_s)
+        return _first_ready_collector(pool, agent, T, rngs, n_groups, first, wait_s, kind)
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
     batch = BatchBuffer(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
     steppers = worker_steppers(pool, shared, n_groups)
@@ -162,7 +173,7 @@ def worker_collector(
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))
         for s in steppers
     ]
-    return Collector(batch, inferences, steppers, pool.observation_space)
+    return kind(batch, inferences, steppers, pool.observation_space)
 
 
 def _first_ready_collector(
@@ -173,6 +184,7 @@ def _first_ready_collector(
     n_groups: int,
     first: int,
     wait_s: float,
+    kind: type[Collector],
 ) -> Collector:
     """Workers step on rows of a single step, from which their results are copied into the batch."""
     batch = empty_batch(pool.observation_space, pool.action_space, agent, T, pool.n, first)
@@ -187,4 +199,4 @@ def _first_ready_collector(
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], True, block_size(pool.n))
         for s in steppers
     ]
-    return Collector(batch, inferences, steppers, pool.observation_space)
+    return kind(batch, inferences, steppers, pool.observation_space)

@@ -54,7 +54,7 @@ class CollectHandler:
         torch.set_num_threads(1)
         retain_freed_memory()
         batch_of_all, shared_parameters, noise = context.memory
-        agent, seed, decorrelation_steps, block, first_of_rank = context.arguments
+        agent, seed, decorrelation_steps, block, first_of_rank, kind = context.arguments
         n, lo = context.envs.n, context.lo
         first = first_of_rank + lo  # the first environment's index over all ranks
         batch: BatchBuffer = batch_of_all.columns(lo, lo + n)
@@ -68,7 +68,7 @@ class CollectHandler:
         self.parent, self.progress = context.parent, context.parent.control[PROGRESS:]
         self.stepper = LocalStepper(context.envs, batch.rows, lo, self.progress)
         inference = BatchInference(agent, batch, first, self.rngs, True, block)
-        self.collector = Collector(batch, [inference], [self.stepper], context.envs.observation_space)
+        self.collector: Collector = kind(batch, [inference], [self.stepper], context.envs.observation_space)
         if not context.is_replacement:
             self.stepper.reset()
             if decorrelation_steps:

@@ -14,7 +14,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, number, option, positive
 from rlframe.core.errors import ConfigError, naming
-from rlframe.core.objects import OR_A_FUNCTION, made_by
+from rlframe.core.objects import OR_A_FUNCTION, ObjectName, made_by, name_of
 from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
@@ -140,6 +140,7 @@ class SamplerConfig:
     complete_episodes: bool = option(False, "batches of whole episodes, of at most batch_T env steps each")
     env_restarts: int = count(0, "times that an environment which raises is made again, before the run fails")
     statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")
+    collector: str = option("", "module:Class: your subclass of rlframe.rollout.Collector, which fills batches")
     discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's", high=1)
     device: str = option(
         "", "cpu or cuda:1: where async_rl's sampler acts; default: with sampler=gpu the learner's device, else the CPU"
@@ -204,6 +205,15 @@ class SamplerConfig:
         """What happens to workers that die or hang."""
         return Supervision()
 
+    def collector_class(self) -> type[Collector]:
+        """What fills batches. Raises ConfigError if `collector` does not exist or is no subclass of Collector."""
+        if not self.collector:
+            return Collector
+        found = find_attribute(self.collector, "sampler.collector")
+        if not (isinstance(found, type) and issubclass(found, Collector)):
+            raise ConfigError(f"sampler.collector={self.collector} is not a subclass of rlframe.rollout.Collector")
+        return found
+
     def follow_episodes(self, sampler: Source) -> None:
         """Make a sampler of this config follow its episodes with these statistics and this discount.
 
@@ -220,6 +230,11 @@ class SamplerConfig:
                     f"each environment has its own"
                 )
         sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
+
+
+def name_of_collector(kind: type[Collector]) -> str:
+    """As a value of `SamplerConfig.collector`."""
+    return "" if kind is Collector else ObjectName(name_of(kind), kind, "sampler.collector")
 
 
 class LocalInferenceSampler(Sampler, ABC):

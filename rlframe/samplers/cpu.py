@@ -17,12 +17,12 @@ from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
 from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
-from rlframe.rollout.collector import load_running_state, running_state
+from rlframe.rollout.collector import Collector, load_running_state, running_state
 from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
 from rlframe.rollout.stepper import BatchEvents, Interruptions
 from rlframe.rollout.worker_pool import Worker, WorkerPool, WorkerTask
-from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers
+from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers, name_of_collector
 from rlframe.system.shared import make_shared_parameters, post_parameters, share_zeros
 
 
@@ -36,20 +36,27 @@ class Config(WorkersConfig):
         return ("rlframe.rollout.cpu_worker",)
 
     def make_sampler(self, envs: WorkerPool, agent: Agent, seed: int) -> CpuSampler:
-        return CpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
+        return CpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.collector_class())
 
 
 class CpuSampler(Sampler):
     """Workers read new parameters between batches only, so each batch is exactly on-policy."""
 
     def __init__(
-        self, envs: WorkerPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0
+        self,
+        envs: WorkerPool,
+        agent: Agent,
+        batch_T: int,
+        seed: int = 0,
+        decorrelation_steps: int = 0,
+        collector: type[Collector] = Collector,
     ) -> None:
         check_workers(envs, "CpuSampler")
         self.envs, self.backend = envs, f"{envs.backend}, each with its own agent"
         self.batch_spec, self.env, self.seed = BatchSpec(batch_T, envs.n), envs.env, seed
         sizes: dict[str, Any] = {"batch_T": batch_T, "batch_B": envs.n, "n_workers": len(envs.workers)}
-        self.config = Config(**sizes, decorrelation_steps=decorrelation_steps)
+        name = name_of_collector(collector)
+        self.config = Config(**sizes, decorrelation_steps=decorrelation_steps, collector=name)
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
         first = first_env_of_rank(envs.n)
         outputs = empty_agent_outputs(agent, rows, range(first, first + envs.n))
@@ -62,7 +69,7 @@ class CpuSampler(Sampler):
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
         self.end = 0  # time of row T in the stream
         self.tracker.partial[:] = decorrelation_steps > 0
-        arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first)
+        arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first, collector)
         noise = share_zeros(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # states of the workers' generators after the last batch
         envs.assign(WorkerTask(cpu_worker.CollectHandler, (shared, self.shared_parameters, noise), arguments))

@@ -12,10 +12,10 @@ from rlframe.core.config import AUTO, count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, generators
-from rlframe.rollout.collector import worker_collector
+from rlframe.rollout.collector import Collector, worker_collector
 from rlframe.rollout.inference import noise_state
 from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_workers
+from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_workers, name_of_collector
 
 
 @chz.chz
@@ -43,7 +43,8 @@ class Config(WorkersConfig):
             )
 
     def make_sampler(self, envs: WorkerPool, agent: Agent, seed: int) -> GpuSampler:
-        return GpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.n_groups, self.wait_s)
+        sizes = self.batch_T, seed, self.decorrelation_steps, self.n_groups, self.wait_s
+        return GpuSampler(envs, agent, *sizes, self.collector_class())
 
 
 class GpuSampler(LocalInferenceSampler):
@@ -58,6 +59,7 @@ class GpuSampler(LocalInferenceSampler):
         decorrelation_steps: int = 0,
         n_groups: int = 1,
         wait_s: float = math.inf,
+        collector: type[Collector] = Collector,
     ) -> None:
         """`wait_s`: see FirstReadyStepper. Then one seed does not give one history, nor a resume the same episodes."""
         check_workers(envs, "GpuSampler")
@@ -73,12 +75,13 @@ class GpuSampler(LocalInferenceSampler):
             )
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
-        collector = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first, wait_s)
-        collector.decorrelate(decorrelation_steps, seed, first)
+        made = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first, wait_s, collector)
+        made.decorrelate(decorrelation_steps, seed, first)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
-        super().__init__(envs, collector, rngs, backend)
+        super().__init__(envs, made, rngs, backend)
         self.seed, self._waits = seed, wait_s < math.inf
-        workers: dict[str, Any] = {"n_workers": len(envs.workers), "n_groups": n_groups}
+        name = name_of_collector(collector)
+        workers: dict[str, Any] = {"n_workers": len(envs.workers), "n_groups": n_groups, "collector": name}
         self.config = Config(
             batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, wait_s=wait_s, **workers
         )

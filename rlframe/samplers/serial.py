@@ -8,9 +8,9 @@ from rlframe.agents import Agent
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, generators
 from rlframe.envs import Envs
-from rlframe.rollout.collector import local_collector
+from rlframe.rollout.collector import Collector, local_collector
 from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig
+from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig, name_of_collector
 
 
 @chz.chz
@@ -18,7 +18,7 @@ class Config(SamplerConfig):
     """For environments that step in microseconds, native vector environments, and debugging."""
 
     def make_sampler(self, envs: Envs, agent: Agent, seed: int) -> SerialSampler:
-        return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
+        return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.collector_class())
 
 
 class SerialSampler(LocalInferenceSampler):
@@ -30,15 +30,24 @@ class SerialSampler(LocalInferenceSampler):
     Raises TypeError for a WorkerPool, whose environments are other processes'.
     """
 
-    def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
+    def __init__(
+        self,
+        envs: Envs,
+        agent: Agent,
+        batch_T: int,
+        seed: int = 0,
+        decorrelation_steps: int = 0,
+        collector: type[Collector] = Collector,
+    ) -> None:
         if isinstance(envs, WorkerPool):
             raise TypeError(
                 "SerialSampler steps environments of this process, but got a WorkerPool; use make_envs(...)"
             )
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
-        collector = local_collector(envs, agent, batch_T, rngs, first=first)
-        collector.decorrelate(decorrelation_steps, seed, first)
-        super().__init__(envs, collector, rngs, envs.backend)
+        made = local_collector(envs, agent, batch_T, rngs, first=first, kind=collector)
+        made.decorrelate(decorrelation_steps, seed, first)
+        super().__init__(envs, made, rngs, envs.backend)
         self.seed = seed
-        self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps)
+        name = name_of_collector(collector)
+        self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, collector=name)

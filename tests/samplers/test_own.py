@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+import rlframe
 from rlframe import launch
 from rlframe.algos.defaults import Kind
+from rlframe.core.parts import find_attribute
 from rlframe.experiment import defaults
 from rlframe.experiment.trust import foreign
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, log, words
+from tests.samplers.made import assert_equal
 
 RUN = (
     "algo=ppo sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] algo.minibatches=2 algo.epochs=2 eval.n_episodes=1 "
@@ -76,3 +79,47 @@ def test_what_it_collects_is_checked_in_one_line(
 def test_a_config_of_another_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(words("algo=ppo sampler=rlframe.runners.offline_rl:OfflineRlConfig", tmp_path)) == 2
     assert "must be a name such as auto, or a Config of rlframe.samplers" in capsys.readouterr().err
+
+
+@pytest.fixture
+def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the collector of the docs."""
+    return saved_block("my_collector", "guides/extend", tmp_path, monkeypatch)
+
+
+def test_a_collector_of_your_own_fills_batches_as_ours_does_and_is_resumed_exactly(
+    collector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "_seen", lambda pickled, here: Kind.VECTORS)
+    mine = f"env=CartPole-v1 sampler=serial sampler.collector={collector}:Timed"
+    run = assert_resumed_exactly(f"{RUN} {mine}", tmp_path / "mine", monkeypatch)
+    ours = assert_resumed_exactly(f"{RUN} env=CartPole-v1 sampler=serial", tmp_path / "ours", monkeypatch)
+    assert log(run) == log(ours)
+    assert any(
+        key.startswith("sampler.collector=") for key in foreign(json.loads((run / "params.json").read_text())["config"])
+    )
+
+
+@pytest.mark.parametrize("kind", ["serial", "cpu", "gpu"])
+def test_every_sampler_takes_a_collector(kind: str, collector: Path) -> None:
+    workers = {} if kind == "serial" else {"sampler.n_workers": 2}
+    timed = find_attribute(f"{collector}:Timed", "sampler.collector")
+    settings = {"sampler": kind, "sampler.batch_T": 8, "sampler.batch_B": 4, "algo.minibatches": 2, **workers}
+    with (
+        rlframe.build("ppo", "CartPole-v1", n_steps=99, **settings, **{"sampler.collector": timed}) as mine,
+        rlframe.build("ppo", "CartPole-v1", n_steps=99, **settings) as ours,
+    ):
+        assert_equal(mine.runner.sampler.collect(), ours.runner.sampler.collect())
+        if kind != "cpu":
+            assert mine.runner.sampler.collector.acting > 0
+        assert mine.runner.sampler.config.collector.endswith(":Timed")
+
+
+@pytest.mark.parametrize("wrong", ["math:sqrt", "my_absent_module:Timed", "rlframe.rollout:WorkerPool"])
+def test_a_collector_that_is_none_is_an_error_before_anything_starts(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*RUN.split(), "env=CartPole-v1", "sampler=serial", f"sampler.collector={wrong}", f"log_dir={tmp_path}"]
+    assert launch.main(words) == 2
+    assert f"sampler.collector={wrong}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
