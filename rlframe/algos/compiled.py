@@ -11,6 +11,7 @@ compiler, the same `_learn` runs as it is, and one line of the log says why.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.optimizer_step import OptimizerStep, flushing_for
-from rlframe.algos.recorded import Learn, NotCompiled, cause, record
+from rlframe.algos.recorded import CompilerFailed, Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
@@ -43,6 +44,7 @@ from rlframe.system.meeting import NotTogether
 
 _MOST_FORMS = 8  # of inputs; more would be compiled for ever
 _LONG_S, _TIMEOUT_S = 60.0, 300.0
+_NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 _log = logging.getLogger("rlframe")
 
@@ -144,9 +146,9 @@ class Compiled:
             return None
         except NotCompiled as reason:
             self._schedules.compiles = False
-            if choice.compiles:  # a resumed run computes as this one
-                current_run().record_choices({"compile": "false"})
             _log.warning(f"updates run uncompiled: {reason}")
+            if choice.compiles and isinstance(reason, CompilerFailed):  # a resumed run computes as this one
+                current_run().record_choices({"compile": "false"})
             return None
         choice.mark()
         _log.info(
@@ -190,7 +192,7 @@ def compile_update(
     Raises:
         NotCompiled: it cannot be recorded or compiled.
     """
-    _import_compiler()
+    _import_compiler()  # first, as its cache may have no place
     given = [x for x in leaves(inputs) if isinstance(x, Tensor)]
     graph, state, outputs = record(learn, inputs, schedules, steps)
     run = compile_graph(graph, [*given, *state])
@@ -210,7 +212,7 @@ def compile_graph(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[
     """A graph of `record`, compiled for inputs of these forms.
 
     Raises:
-        NotCompiled: the compiler cannot be imported, fails or hangs.
+        CompilerFailed: the compiler cannot be imported, fails or hangs.
     """
     _import_compiler()
     with gc_paused(), warnings.catch_warnings():
@@ -227,7 +229,7 @@ def _import_compiler() -> None:
             importlib.import_module("torch._inductor.codecache").cache_dir()  # made here
     except Exception as error:
         why = f"torch's compiler cannot be imported ({cause(error)}); reinstall torch"
-        raise NotCompiled(_remedy(error) if isinstance(error, OSError) else why) from error
+        raise CompilerFailed(_remedy(error) if isinstance(error, OSError) else why) from error
 
 
 def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -267,40 +269,38 @@ def _within_time(function: Callable[[], Any]) -> Any:
             found.append(error)
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="compile", daemon=True)
-    before = _programs()
     thread.start()
     thread.join(_LONG_S)
     if not found:
         _log.info(f"the compiler has not ended after {_LONG_S:.0f} s; it has until {_TIMEOUT_S:.0f} s")
         thread.join(_TIMEOUT_S - _LONG_S)
     if not found:
-        for process in _programs() - before:
+        for process in _started_by(thread):
             with suppress(psutil.Error):
-                for each in [*process.children(recursive=True), process]:
-                    each.kill()
-        raise NotCompiled(f"the compiler has not ended after {_TIMEOUT_S:.0f} s; use compile=false")
+                process.kill()
+        raise CompilerFailed(f"the compiler has not ended after {_TIMEOUT_S:.0f} s; use compile=false")
     if isinstance(found[0], BaseException):
-        raise NotCompiled(_remedy(found[0])) from found[0]
+        raise CompilerFailed(_remedy(found[0])) from found[0]
     return found[0]
 
 
-def _programs() -> set[psutil.Process]:
-    """The processes that this one has started, but those of Python: a compiler is one."""
-    found = set()
-    for process in psutil.Process().children():
-        with suppress(psutil.Error):
-            if not process.name().startswith("python"):
-                found.add(process)
+def _started_by(thread: threading.Thread) -> list[psutil.Process]:
+    """The processes that a thread has started, with theirs; none where the system does not say."""
+    found: list[psutil.Process] = []
+    with suppress(OSError, psutil.Error):
+        numbers = Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()
+        for process in map(psutil.Process, map(int, numbers)):
+            found += [*process.children(recursive=True), process]
     return found
 
 
 def _remedy(error: BaseException) -> str:
-    why, place = cause(error), os.environ.get("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    if any(isinstance(each, OSError) for each in _causes(error)):
-        return f"{why}; set TORCHINDUCTOR_CACHE_DIR to a directory that can be written and has room"
+    for each in _causes(error):
+        if isinstance(each, OSError) and each.errno in _NO_PLACE:
+            return f"{cause(each)}; set TORCHINDUCTOR_CACHE_DIR to a directory that can be written and has room"
     return (
-        f"torch's compiler failed: {why}; use compile=false, or another compiler by CXX; if its cache may be damaged, "
-        f"remove {place}"
+        f"torch's compiler failed: {cause(error)}; use compile=false, or another compiler by CXX; if its cache may be "
+        f"damaged, remove {os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'it')}"
     )
 
 
@@ -308,4 +308,4 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it was raised from."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

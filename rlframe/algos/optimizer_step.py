@@ -132,8 +132,8 @@ class OptimizerStep:
                 self.optimizer.advance(self.rate)
             self.units.project()
         else:
-            wrong: list[Tensor] = []
-            wrong += [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
+            learned = [p for p in self.parameters if p.grad is not None]
+            wrong = list[Tensor](p for p, x in zip(learned, gradients, strict=True) if not bool(x.isfinite().all()))
             self._skip(*numbers, self.progress.updates, batch, wrong)
         return norm
 

@@ -33,6 +33,10 @@ class NotCompiled(Exception):
     """Why an update cannot be compiled, and what to do."""
 
 
+class CompilerFailed(NotCompiled):
+    """The compiler does not do now what it may do another time."""
+
+
 def record(
     learn: Learn,
     inputs: Tree,
@@ -59,15 +63,13 @@ def record(
 
     examples = [x for x in leaves(inputs) if isinstance(x, Tensor)]
     with ExitStack() as stack:
+        stack.enter_context(_no_draws())
         parts: list[Any] = [schedules, *steps, _RecordedRanks(schedules.progress)]
         for part in parts:
             stack.enter_context(part.recorded())
         stack.enter_context(recording())
         try:
-            with _no_draws():
-                graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-        except NotCompiled:
-            raise
+            graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
         except Exception as error:
             raise NotCompiled(f"{_place(error)} cannot be recorded: {_why(error)}") from error
         finally:
@@ -82,16 +84,20 @@ def _no_draws() -> Iterator[None]:
     Raises:
         NotCompiled: something drew from one, a number that would be the same in every update.
     """
-    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    yield
-    states: tuple[tuple[str, Any, Any, Callable[[Any], None]], ...] = (
-        ("NumPy", numpy, np.random.get_state(), np.random.set_state),  # noqa: NPY002
-        ("Python", python, random.getstate(), random.setstate),
-    )
-    for name, before, now, load in states:
-        if repr(now) != repr(before):
-            load(before)
-            raise NotCompiled(f"it draws from {name}'s generator; draw with torch, or use compile=false")
+    generators: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+        "NumPy's": (np.random.get_state, np.random.set_state),
+        "Python's": (random.getstate, random.setstate),
+    }
+    before, drawn = {name: state() for name, (state, _) in generators.items()}, list[str]()
+    try:
+        yield
+    finally:
+        for name, (state, load) in generators.items():
+            if repr(state()) != repr(before[name]):
+                load(before[name])
+                drawn.append(name)
+    if drawn:
+        raise NotCompiled(f"it draws from {' and '.join(drawn)} generator; draw with torch, or use compile=false")
 
 
 class _Undo(TorchDispatchMode):

@@ -17,7 +17,6 @@ from typing import Any
 import chz
 import torch
 
-from rlframe import __version__
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice
@@ -128,21 +127,24 @@ def _cache() -> Path:
 def _key(experiment: Experiment, threads: int, n_runs: int) -> str:
     """What decides the compiled program, but for rlframe's own code."""
     config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
-    programs = [torch.__version__, __version__, os.environ.get("CXX", "")]
+    programs = [torch.__version__, os.environ.get("CXX", "")]
     machine = [*programs, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device, n_runs]
     text = json.dumps([machine, config], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def compiled_as(chosen: Mapping[str, Any], experiment: Experiment, asked: str = "") -> tuple[Experiment, list[str]]:
+def compiled_as(
+    chosen: Mapping[str, Any], experiment: Experiment, asked: str = "", recorded: str = "auto"
+) -> tuple[Experiment, list[str]]:
     """A resumed run with its updates as they were, since compiled ones round otherwise; and notes for its log.
 
     Args:
-        chosen: what the run recorded.    asked: compile= as it is given for the resumed run; empty if it is not.
+        chosen: what the run recorded of its choices.    recorded: compile= of its config.
+        asked: compile= as it is given for the resumed run; empty if it is not.
     """
-    given, before = experiment.compile, chosen.get("compile", experiment.compile)
+    given, before = asked or recorded, chosen.get("compile", recorded)
     if asked in ("true", "false"):
         note = f"compile={asked}: it was {before} before, so updates round otherwise from here on"
         return experiment, [note] if before not in (asked, "auto") else []
-    note = f"compile={given}: {before}, as before, since compiled updates round otherwise; name one to change it"
+    note = f"compile={given}: {before}, as before, since compiled updates round otherwise; true or false changes it"
     return chz.replace(experiment, compile=before), [note] if before != given and (asked or given != "auto") else []

@@ -308,6 +308,7 @@ def check_parts(experiment: Experiment) -> None:
     _check_places(experiment)
     _check_policies(experiment)
     _check_league(experiment)
+    sampler.collector_class()
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = _kind("algo", algo)

@@ -91,8 +91,10 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
     below = ("", {}) if resume else algorithm_defaults(base, keys)
     sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
     chosen = choices_made(Path(resume)) if resume else {}
-    asked = str(keys.get("compile", "")).lower()
-    experiment, of_updates = compiled_as(chosen, from_flat(below[1], base, keys), asked if resume else "")
+    experiment, of_updates = from_flat(below[1], base, keys), list[str]()
+    if resume:
+        asked, recorded = str(keys.get("compile", "")).lower(), str(base.get("compile", "auto")).lower()
+        experiment, of_updates = compiled_as(chosen, experiment, asked, recorded)
     return Job(experiment, resume, tune, (*notes, *of_updates), sources, chosen.get("threads", 0))
 
 

@@ -251,4 +251,4 @@ def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int
         of_sampler = {key: value for key, value in config.items() if key.startswith("sampler.")}
         before = from_flat({**to_flat(experiment), "sampler": chosen["sampler"], **of_sampler})
         experiment = chz.replace(experiment, sampler=before.sampler)
-    return compiled_as(chosen, experiment)[0], chosen.get("threads", 0)
+    return compiled_as(chosen, experiment, recorded=experiment.compile)[0], chosen.get("threads", 0)

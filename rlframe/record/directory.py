@@ -54,7 +54,7 @@ def add_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
-    """Add what was chosen for settings that are `auto` to params.json's `chosen`."""
+    """Add what was chosen, for settings that are `auto` and for compile=, to params.json's `chosen`."""
     params = read_json(path)
     before = params.get("chosen", {})
     chosen = {**(before if isinstance(before, dict) else {}), **choices}
@@ -65,14 +65,15 @@ def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
     """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
 
-    What the run had chosen for `auto` is no difference.
+    What the run had chosen is no difference.
     """
     try:
         params = read_json(path)
         before, chosen, resumed = params.get("config", {}), params.get("chosen", {}), params.setdefault("resumed", [])
         if not (isinstance(before, dict) and isinstance(chosen, dict) and isinstance(resumed, list)):
             raise ConfigError(f"{path} is damaged: config and chosen must be objects and resumed a list")
-        before = {key: chosen.get(key, value) if value == "auto" else value for key, value in before.items()}
+        settled = {key for key, value in before.items() if value == "auto"} | {"compile"}
+        before = {key: chosen.get(key, value) if key in settled else value for key, value in before.items()}
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}

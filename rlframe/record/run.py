@@ -67,7 +67,7 @@ class BaseRun:
         """Record the config of a run that was opened without one."""
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
-        """Record what was chosen for settings that are `auto`, so that a resumed run keeps it."""
+        """Record what was chosen, for settings that are `auto` and for compile=, so that a resumed run keeps it."""
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record training episodes; each row has `env_steps`."""
@@ -259,8 +259,12 @@ class Run(_DirectoryRun):
             self._has_config = True
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
-        if choices:
+        if not choices:
+            return
+        try:
             add_choices(self.directory / PARAMS, choices)
+        except OSError as error:
+            self._handle_disk_error(disk_error(PARAMS, self.directory, error), self._policy.errors == "stop")
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._episodes.check()

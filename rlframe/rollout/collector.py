@@ -139,14 +139,14 @@ def local_collector(
     rngs: Sequence[np.random.Generator],
     explore: bool = True,
     first: int = 0,
-    kind: type[Collector] = Collector,
+    collector: type[Collector] = Collector,
 ) -> Collector:
     """Environments and agent in this process; `first` is the first environment's index over all ranks."""
     batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n, first)
     stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
     stepper.reset()
     inference = BatchInference(agent, batch, first, rngs, explore, block_size(envs.n))
-    return kind(batch, [inference], [stepper], envs.observation_space)
+    return collector(batch, [inference], [stepper], envs.observation_space)
 
 
 def worker_collector(
@@ -158,14 +158,14 @@ def worker_collector(
     n_groups: int,
     first: int,
     wait_s: float = math.inf,
-    kind: type[Collector] = Collector,
+    collector: type[Collector] = Collector,
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`.
 
     `wait_s`: see FirstReadyStepper; inf: every step waits for all.
     """
     if wait_s < math.inf:
-        return _first_ready_collector(pool, agent, T, rngs, n_groups, first, wait_s, kind)
+        return _first_ready_collector(pool, agent, T, rngs, n_groups, first, wait_s, collector)
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
     batch = BatchBuffer(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
     steppers = worker_steppers(pool, shared, n_groups)
@@ -173,7 +173,7 @@ def worker_collector(
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))
         for s in steppers
     ]
-    return kind(batch, inferences, steppers, pool.observation_space)
+    return collector(batch, inferences, steppers, pool.observation_space)
 
 
 def _first_ready_collector(
@@ -184,7 +184,7 @@ def _first_ready_collector(
     n_groups: int,
     first: int,
     wait_s: float,
-    kind: type[Collector],
+    collector: type[Collector],
 ) -> Collector:
     """Workers step on rows of a single step, from which their results are copied into the batch."""
     batch = empty_batch(pool.observation_space, pool.action_space, agent, T, pool.n, first)
@@ -199,4 +199,4 @@ def _first_ready_collector(
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], True, block_size(pool.n))
         for s in steppers
     ]
-    return kind(batch, inferences, steppers, pool.observation_space)
+    return collector(batch, inferences, steppers, pool.observation_space)

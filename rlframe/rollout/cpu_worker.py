@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlframe.agents import Agent
+from rlframe.core.objects import ObjectName
 from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.rollout.buffer import BatchBuffer
@@ -54,7 +55,7 @@ class CollectHandler:
         torch.set_num_threads(1)
         retain_freed_memory()
         batch_of_all, shared_parameters, noise = context.memory
-        agent, seed, decorrelation_steps, block, first_of_rank, kind = context.arguments
+        agent, seed, decorrelation_steps, block, first_of_rank, name = context.arguments
         n, lo = context.envs.n, context.lo
         first = first_of_rank + lo  # the first environment's index over all ranks
         batch: BatchBuffer = batch_of_all.columns(lo, lo + n)
@@ -68,7 +69,8 @@ class CollectHandler:
         self.parent, self.progress = context.parent, context.parent.control[PROGRESS:]
         self.stepper = LocalStepper(context.envs, batch.rows, lo, self.progress)
         inference = BatchInference(agent, batch, first, self.rngs, True, block)
-        self.collector: Collector = kind(batch, [inference], [self.stepper], context.envs.observation_space)
+        collector = name.value if isinstance(name, ObjectName) else Collector
+        self.collector: Collector = collector(batch, [inference], [self.stepper], context.envs.observation_space)
         if not context.is_replacement:
             self.stepper.reset()
             if decorrelation_steps:

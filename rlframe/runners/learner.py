@@ -198,14 +198,16 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
     batch = plain_tree(skipped.batch)
     nonfinite = _not_finite(batch, "")
     names = {id(parameter): name for name, parameter in agent.named_parameters()}
+
+    def name_of(parameter: torch.Tensor) -> str:
+        return names.get(id(parameter), f"a parameter of the algorithm, of shape {list(parameter.shape)}")
+
     facts = {
         "updates": skipped.updates,
         "env_steps": algo.progress.env_steps,
         **skipped.facts,
         "not_finite_in_batch": nonfinite,
-        "not_finite_gradients": "not known: the update is compiled; compile=false shows them"
-        if skipped.parameters is None
-        else [names.get(id(x), f"a parameter of the algorithm, of shape {list(x.shape)}") for x in skipped.parameters],
+        **({} if skipped.parameters is None else {"not_finite_gradients": [*map(name_of, skipped.parameters)]}),
         "metrics": {name: float(value) for name, value in metrics.items()},
     }
     state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}

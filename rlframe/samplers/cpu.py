@@ -69,7 +69,7 @@ class CpuSampler(Sampler):
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
         self.end = 0  # time of row T in the stream
         self.tracker.partial[:] = decorrelation_steps > 0
-        arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first, collector)
+        arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first, name)
         noise = share_zeros(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # states of the workers' generators after the last batch
         envs.assign(WorkerTask(cpu_worker.CollectHandler, (shared, self.shared_parameters, noise), arguments))

@@ -45,7 +45,7 @@ class SerialSampler(LocalInferenceSampler):
             )
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
-        made = local_collector(envs, agent, batch_T, rngs, first=first, kind=collector)
+        made = local_collector(envs, agent, batch_T, rngs, first=first, collector=collector)
         made.decorrelate(decorrelation_steps, seed, first)
         super().__init__(envs, made, rngs, envs.backend)
         self.seed = seed

@@ -1,5 +1,6 @@
 """Fixtures of the algorithms' tests."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,3 +22,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
     monkeypatch.setattr(compiled, "_compile", run)
     return graphs
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings of rlframe so far."""
+    caplog.set_level(logging.INFO, "rlframe")
+    return lambda: [x.message for x in caplog.records if x.levelno == logging.WARNING and x.name == "rlframe"]

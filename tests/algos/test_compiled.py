@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import random
 import shutil
-import subprocess
-import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -53,12 +46,6 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, case in MORE.items():
         monkeypatch.setitem(OTHERS, name, case)
-
-
-@pytest.fixture
-def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, "rlframe")
-    return lambda: [x.message for x in caplog.records if x.levelno == logging.WARNING and x.name == "rlframe"]
 
 
 def both(name: str) -> tuple[Any, Any, list[Samples]]:
@@ -261,12 +248,19 @@ class OfNumpy(Looking):
         return y * (1 + np.random.rand())  # noqa: NPY002
 
 
-class OfPython(Looking):
-    """One that draws from Python's."""
+class OfBoth(OfNumpy):
+    """One that draws from Python's too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)
-        return y * (1 + random.random())
+        return super().forward(x) * (1 + random.random())
+
+
+class OfBothDeciding(OfBoth):
+    """One that decides by a value then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if y.mean() > 0 else 2 * y
 
 
 class Dropping(Looking):
@@ -294,7 +288,8 @@ def with_network(network: type[nn.Module]) -> Any:
         (Deciding, "it decides by the value of a tensor; use torch.where, or compile=false"),
         (Drawing, "a generator of its own"),
         (OfNumpy, "it draws from NumPy's generator; draw with torch, or use compile=false"),
-        (OfPython, "it draws from Python's generator"),
+        (OfBoth, "it draws from NumPy's and Python's generator"),
+        (OfBothDeciding, "it decides by the value of a tensor"),
     ],
 )
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_where(
@@ -345,72 +340,6 @@ def test_a_memory_is_named_as_what_is_not_compiled(recorded: list[Any], warned: 
     assert algo.progress.updates
     assert not recorded
     assert warned() == ["updates run uncompiled: model.memory cuts sequences where episodes begin"]
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (
-            PermissionError(13, "Permission denied", "/nowhere"),
-            "set TORCHINDUCTOR_CACHE_DIR to a directory",
-        ),
-        (RuntimeError("C++ compile error"), "C++ compile error; use compile=false, or another compiler by CXX"),
-        (None, "the compiler has not ended after 0 s; use compile=false"),
-    ],
-)
-def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
-    error: Exception | None, says: str, monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
-) -> None:
-    def fail(*_: Any) -> Any:
-        if error:
-            raise error
-        time.sleep(1)
-
-    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
-    monkeypatch.setattr(compiled, "_compile", fail)
-    monkeypatch.setattr(compiled, "_LONG_S", 0.1)
-    monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.2)
-    line = warning_of_equal_runs(*both("sac"), warned)
-    assert says in line
-
-
-def test_a_compiler_that_hangs_is_ended_and_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: Any) -> None:
-        subprocess.run(["sleep", "1000"], check=True)
-
-    filters = list(warnings.filters)
-    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
-    monkeypatch.setattr(compiled, "_compile", hang)
-    monkeypatch.setattr(compiled, "_LONG_S", 0.2)
-    monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.5)
-    with pytest.raises(compiled.NotCompiled, match="has not ended"):
-        compiled.compile_graph(None, [])
-    left = [each for each in psutil.Process().children() if each.name() == "sleep"]
-    assert not psutil.wait_procs(left, timeout=20)[1]
-    assert gc.isenabled()
-    assert warnings.filters == filters
-
-
-def test_a_failure_names_what_is_to_be_done() -> None:
-    full = RuntimeError("torch's own error")
-    full.__cause__ = OSError(28, "No space left on device")
-    assert "has room" in compiled._remedy(full)
-    assert "if its cache may be damaged, remove" in compiled._remedy(AttributeError("no attribute 'call'"))
-
-
-def test_a_cache_that_cannot_be_made_is_named_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
-) -> None:
-    def refuse(name: str) -> None:
-        raise PermissionError(13, "Permission denied", "/nowhere")
-
-    monkeypatch.setattr(compiled, "importlib", SimpleNamespace(import_module=refuse))
-    with compiling(COMPILE):
-        learned(made("sac"), batches("sac"))
-    assert warned() == [
-        "updates run uncompiled: [Errno 13] Permission denied: '/nowhere'; set TORCHINDUCTOR_CACHE_DIR to a directory "
-        "that can be written and has room"
-    ]
 
 
 def test_where_the_policys_step_cannot_be_compiled_the_critics_are_not_either(

@@ -133,7 +133,7 @@ def test_a_run_whose_compiler_failed_goes_on_uncompiled_until_it_is_told_otherwi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Any:
-        raise compiled.NotCompiled("no room")
+        raise compiled.CompilerFailed("no room")
 
     monkeypatch.setattr(compiled, "compile_graph", fail)
     monkeypatch.setattr(compilation, "_missing_compiler", lambda device: "")
@@ -152,6 +152,16 @@ def test_a_run_whose_compiler_failed_goes_on_uncompiled_until_it_is_told_otherwi
         assert job.experiment.compile == becomes
         assert note.startswith(says)
         assert bool(note) == bool(says)
+
+
+def test_what_can_never_be_compiled_is_tried_again_by_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since what else is compiled goes on so: here a bonus would, beside a policy with memory."""
+    monkeypatch.setattr(compilation, "_missing_compiler", lambda device: "")
+    words = [*WORDS, "algo=ppo", "model.memory=lstm", "runner.n_steps=64", "sampler.batch_T=8", "sampler.batch_B=4"]
+    assert launch.main([*words, "algo.minibatches=2", "compile=true", f"log_dir={tmp_path}"]) == 0
+    assert read_json(tmp_path / "run_0" / "params.json")["chosen"]["compile"] == "true"
 
 
 def test_a_resumed_run_keeps_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlframe
 from rlframe import launch
 from rlframe.algos.defaults import Kind
-from rlframe.core.parts import find_attribute
 from rlframe.experiment import defaults
 from rlframe.experiment.trust import foreign
+from rlframe.rollout import Collector
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, log, words
-from tests.samplers.made import assert_equal
 
 RUN = (
     "algo=ppo sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] algo.minibatches=2 algo.epochs=2 eval.n_episodes=1 "
@@ -100,26 +100,36 @@ def test_a_collector_of_your_own_fills_batches_as_ours_does_and_is_resumed_exact
     )
 
 
-@pytest.mark.parametrize("kind", ["serial", "cpu", "gpu"])
-def test_every_sampler_takes_a_collector(kind: str, collector: Path) -> None:
-    workers = {} if kind == "serial" else {"sampler.n_workers": 2}
-    timed = find_attribute(f"{collector}:Timed", "sampler.collector")
-    settings = {"sampler": kind, "sampler.batch_T": 8, "sampler.batch_B": 4, "algo.minibatches": 2, **workers}
-    with (
-        rlframe.build("ppo", "CartPole-v1", n_steps=99, **settings, **{"sampler.collector": timed}) as mine,
-        rlframe.build("ppo", "CartPole-v1", n_steps=99, **settings) as ours,
-    ):
-        assert_equal(mine.runner.sampler.collect(), ours.runner.sampler.collect())
-        if kind != "cpu":
-            assert mine.runner.sampler.collector.acting > 0
-        assert mine.runner.sampler.config.collector.endswith(":Timed")
+class Marking(Collector):
+    """Leaves a mark in every row."""
+
+    def run_steps(self, start: int) -> None:
+        super().run_steps(start)
+        info: Any = self.batch.outputs.info
+        info.value[...] = 7
+
+
+WORKERS = {"sampler.n_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("serial", {}), ("cpu", WORKERS), ("gpu", WORKERS), ("gpu", {**WORKERS, "sampler.n_groups": 2})],
+)
+def test_every_sampler_takes_a_collector(kind: str, more: dict[str, Any]) -> None:
+    settings = {"sampler": kind, "sampler.batch_T": 8, "sampler.batch_B": 4, "algo.minibatches": 2, **more}
+    with rlframe.build("ppo", "CartPole-v1", n_steps=99, **settings, **{"sampler.collector": Marking}) as run:
+        samples = run.runner.sampler.collect()
+        assert bool((samples.info.value == 7).all())
+        assert run.runner.sampler.config.collector.endswith(":Marking")
 
 
 @pytest.mark.parametrize("wrong", ["math:sqrt", "my_absent_module:Timed", "rlframe.rollout:WorkerPool"])
 def test_a_collector_that_is_none_is_an_error_before_anything_starts(
     wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*RUN.split(), "env=CartPole-v1", "sampler=serial", f"sampler.collector={wrong}", f"log_dir={tmp_path}"]
-    assert launch.main(words) == 2
-    assert f"sampler.collector={wrong}" in capsys.readouterr().err
+    words = [*RUN.split(), "env=CartPole-v1", "sampler=cpu", f"sampler.collector={wrong}", f"log_dir={tmp_path}"]
+    for more in ("dry_run=true", "dry_run=false"):
+        assert launch.main([*words, more]) == 2
+        assert f"sampler.collector={wrong}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
