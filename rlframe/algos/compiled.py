@@ -305,7 +305,8 @@ def _remedy(error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised from."""
+    """An error and what it was raised from, or what torch has put into one of its own."""
     while error is not None:
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        inner, context = vars(error).get("inner_exception"), None if error.__suppress_context__ else error.__context__
+        error = inner or error.__cause__ or context

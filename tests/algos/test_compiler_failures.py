@@ -74,7 +74,7 @@ def test_a_compiler_that_hangs_is_ended_and_leaves_all_as_it_was(monkeypatch: py
 
 def test_a_failure_names_what_is_to_be_done() -> None:
     full, other = RuntimeError("torch's own error"), RuntimeError("torch's own error")
-    full.__cause__ = OSError(28, "No space left on device")
+    full.inner_exception = OSError(28, "No space left on device")  # type: ignore[attr-defined]  # as torch keeps it
     other.__cause__ = OSError(12, "Cannot allocate memory")
     assert compiled._remedy(full).startswith("[Errno 28] No space left on device; set TORCHINDUCTOR_CACHE_DIR")
     assert "use compile=false" in compiled._remedy(other)
