@@ -33,7 +33,7 @@ _SINGLE = {
     "eval.function": "a function of (policy, make_env)",
     "model.encoder": "a name, or the class of a torch.nn.Module, or a function of the observation space",
     "model.distribution": "a name, or the class of a rlframe.distributions.Distribution, or a function of the shape",
-    "sampler.collector": "a subclass of rlframe.rollout.Collector",
+    "sampler.collector": "a subclass of rlframe.rollout.collector.Collector",
     "agents.map_function": "policies of agents by name, or a function of (agent, episode) that returns a policy",
     "record_transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
     "algo.replay.transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",

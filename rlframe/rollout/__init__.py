@@ -1,7 +1,6 @@
 """Filling one batch: its memory, stepping environments, acting for them, and worker processes."""
 
-from rlframe.rollout.collector import Collector
 from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.worker_pool import WorkerPool
 
-__all__ = ["Collector", "EpisodeStatistic", "WorkerPool"]
+__all__ = ["EpisodeStatistic", "WorkerPool"]

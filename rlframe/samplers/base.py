@@ -140,7 +140,7 @@ class SamplerConfig:
     complete_episodes: bool = option(False, "batches of whole episodes, of at most batch_T env steps each")
     env_restarts: int = count(0, "times that an environment which raises is made again, before the run fails")
     statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")
-    collector: str = option("", "module:Class: your subclass of rlframe.rollout.Collector, which fills batches")
+    collector: str = option("", "module:Class: your subclass of rlframe.rollout.collector.Collector")
     discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's", high=1)
     device: str = option(
         "", "cpu or cuda:1: where async_rl's sampler acts; default: with sampler=gpu the learner's device, else the CPU"
@@ -211,7 +211,9 @@ class SamplerConfig:
             return Collector
         found = find_attribute(self.collector, "sampler.collector")
         if not (isinstance(found, type) and issubclass(found, Collector)):
-            raise ConfigError(f"sampler.collector={self.collector} is not a subclass of rlframe.rollout.Collector")
+            raise ConfigError(
+                f"sampler.collector={self.collector} is not a subclass of rlframe.rollout.collector.Collector"
+            )
         return found
 
     def follow_episodes(self, sampler: Source) -> None:

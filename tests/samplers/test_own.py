@@ -11,7 +11,7 @@ from rlframe import launch
 from rlframe.algos.defaults import Kind
 from rlframe.experiment import defaults
 from rlframe.experiment.trust import foreign
-from rlframe.rollout import Collector
+from rlframe.rollout.collector import Collector
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, log, words
 
