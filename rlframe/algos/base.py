@@ -28,9 +28,7 @@ class SkippedUpdate:
     updates: int  # updates before it, skipped ones included
     batch: Tree  # the training batch; () if the algorithm did not pass it on
     facts: Mapping[str, float]  # loss and gradient norm
-    parameters: (
-        list[Tensor] | None
-    )  # those found to have a non-finite gradient; None: a compiled step, or one on a GPU, keeps none
+    parameters: list[Tensor] | None  # of non-finite gradients; None: a compiled step, or a GPU's, keeps no gradients
     rate: str  # key of its learning rate
 
 

@@ -34,7 +34,7 @@ class NotCompiled(Exception):
 
 
 class CompilerFailed(NotCompiled):
-    """The compiler does not do now what it may do another time."""
+    """The compiler is missing, fails or hangs; another time it may not."""
 
 
 def record(

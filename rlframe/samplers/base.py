@@ -234,9 +234,9 @@ class SamplerConfig:
         sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
 
 
-def name_of_collector(kind: type[Collector]) -> str:
-    """As a value of `SamplerConfig.collector`."""
-    return "" if kind is Collector else ObjectName(name_of(kind), kind, "sampler.collector")
+def name_of_collector(collector: type[Collector]) -> str:
+    """The class as a value of `SamplerConfig.collector`; it brings the class, also to other processes."""
+    return "" if collector is Collector else ObjectName(name_of(collector), collector, "sampler.collector")
 
 
 class LocalInferenceSampler(Sampler, ABC):

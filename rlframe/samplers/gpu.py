@@ -43,8 +43,8 @@ class Config(WorkersConfig):
             )
 
     def make_sampler(self, envs: WorkerPool, agent: Agent, seed: int) -> GpuSampler:
-        sizes = self.batch_T, seed, self.decorrelation_steps, self.n_groups, self.wait_s
-        return GpuSampler(envs, agent, *sizes, self.collector_class())
+        given = self.batch_T, seed, self.decorrelation_steps, self.n_groups, self.wait_s
+        return GpuSampler(envs, agent, *given, self.collector_class())
 
 
 class GpuSampler(LocalInferenceSampler):
