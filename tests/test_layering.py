@@ -222,3 +222,13 @@ def test_a_function_has_at_most_50_lines() -> None:
             if isinstance(node, ast.FunctionDef) and node.end_lineno:
                 n_lines = node.end_lineno - node.lineno + 1
                 assert n_lines <= 50, f"{name_of(path)}:{node.lineno} {node.name} has {n_lines} lines"
+
+
+def test_no_class_name_stands_twice() -> None:
+    """But Config, which the module of each algorithm has."""
+    where: dict[str, list[str]] = {}
+    for path in python_files(PACKAGE):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and node.name != "Config":
+                where.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}

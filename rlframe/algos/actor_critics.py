@@ -96,7 +96,7 @@ class Temperature(nn.Module):
         self.log = nn.Parameter(torch.tensor(math.log(initial)))
 
 
-class ActorCritic(OffPolicy):
+class OffPolicyActorCritic(OffPolicy):
     """Base class of DDPG and SAC: acts at random at first, and learns from replay with scaled returns or not."""
 
     agent: ActorAgent

@@ -21,7 +21,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
-from rlframe.algos.actor_critics import ActorCritic, ActorCriticConfig
+from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
@@ -108,10 +108,10 @@ class Config(ActorCriticConfig):
         return DDPG(*self.parts(agent, batch_spec, n_steps, seed))
 
 
-class DDPG(ActorCritic):
+class DDPG(OffPolicyActorCritic):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    saved = (*ActorCritic.saved, "critic", "target_actor", "optimizer", "critic_optimizer", "generator")
+    saved = (*OffPolicyActorCritic.saved, "critic", "target_actor", "optimizer", "critic_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(

@@ -66,7 +66,7 @@ class EvolutionConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Population(Struct):
+class Generation(Struct):
     """A generation: the policies θ + σ ε and θ - σ ε of every seed, so that a worker needs θ and a few numbers.
 
     Column 2 d of the batch is seed d's first policy, column 2 d + 1 its mirror image. Both play the same episode.
@@ -97,10 +97,10 @@ def norms_of(agent: Agent) -> list[RunningNorm]:
     return [module for module in agent.modules() if isinstance(module, RunningNorm)]
 
 
-def population_of(agent: Agent, seeds: np.ndarray, noise_std: float, generation: int) -> Population:
+def population_of(agent: Agent, seeds: np.ndarray, noise_std: float, generation: int) -> Generation:
     buffers = {name: buffer.detach() for name, buffer in agent.named_buffers()}
     numbers = np.array([noise_std], np.float32), np.array([generation], np.int64)
-    return Population(flat_parameters(agent), buffers, np.asarray(seeds, np.int64), *numbers)
+    return Generation(flat_parameters(agent), buffers, np.asarray(seeds, np.int64), *numbers)
 
 
 class ReturnsTooLarge(ReadableError):
@@ -124,7 +124,7 @@ class Evolution(Algorithm):
         self.now = self.schedules.now
         self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
 
-    def ask(self) -> Population:
+    def ask(self) -> Generation:
         """The policies to be played now."""
         self.progress.schedule(self.progress.env_steps)
         return population_of(self.agent, self._seeds(), self.now.noise_std, self.progress.updates)

@@ -37,7 +37,7 @@ from rlframe.ops.policy_gradient import (
 from rlframe.ops.returns import generalized_advantage
 
 
-class Rows(NamedTuple):  # of a minibatch, for statistics: constants
+class RowTerms(NamedTuple):  # of a minibatch, for statistics: constants
     surrogate: Tensor
     error: Tensor
     entropy: Tensor
@@ -151,7 +151,7 @@ class PPO(OnPolicyEpochs):
         samples = self.samples.pop()
         batch = self._advantages(samples, values(self.agent, samples))
         fit = explained_variance(batch.value, batch.return_, batch.valid)
-        steps: list[tuple[Rows, Tensor]] = []
+        steps: list[tuple[RowTerms, Tensor]] = []
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
                 with torch.no_grad():
@@ -167,7 +167,7 @@ class PPO(OnPolicyEpochs):
         advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
         return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
 
-    def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[Rows, Tensor]]) -> bool:
+    def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[RowTerms, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
         n, recurrent, n_valid = self.config.minibatches, self.agent.recurrent, samples.n_valid
         for inputs in minibatches(batch, samples.state, n, recurrent, self.rng, self._normalized, n_valid):
@@ -184,7 +184,7 @@ class PPO(OnPolicyEpochs):
             return advantage
         return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
 
-    def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[Rows, Tensor, Tensor | None]:
+    def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[RowTerms, Tensor, Tensor | None]:
         """One gradient step on a minibatch, unless the KL passes its target, which is the last result."""
         batch, state = inputs
         params, value, _ = self.agent(batch.inputs, state)
@@ -192,14 +192,14 @@ class PPO(OnPolicyEpochs):
         ends = self._moved_too_far(rows) if self.config.target_kl != math.inf else None
         return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
 
-    def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, Rows]:
+    def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, RowTerms]:
         """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
         loss, surrogate, error, log_ratio = ppo_loss(log_prob, entropy, value, batch, self.now)
         if self.config.kl_coef != 0:  # eq. 8, with the KL by samples
             kl = kl_from_ratio(torch.where(batch.valid, log_prob - batch.log_prob, 0.0))
             loss = loss + self.now.kl_coef * self.penalty.factor * (batch.weight * kl).sum()
-        return loss, Rows(surrogate, error, entropy.detach(), log_ratio, batch.weight)
+        return loss, RowTerms(surrogate, error, entropy.detach(), log_ratio, batch.weight)
 
     @torch.no_grad()
     def _adapt_penalty(self, samples: Samples) -> dict[str, Tensor]:
@@ -212,14 +212,14 @@ class PPO(OnPolicyEpochs):
             self.penalty.adapt(ranks.sum_tensor(kl) / ranks.world_size, self.now.kl_coef_target)
         return {"kl_coef": coef}
 
-    def _moved_too_far(self, rows: Rows) -> Tensor:
+    def _moved_too_far(self, rows: RowTerms) -> Tensor:
         """Whether the mean KL over ranks, which stop together, passes the target."""
         kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
         passes: Tensor = ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl
         return passes
 
     @torch.no_grad()
-    def _means(self, steps: list[tuple[Rows, Tensor]]) -> dict[str, Tensor]:
+    def _means(self, steps: list[tuple[RowTerms, Tensor]]) -> dict[str, Tensor]:
         """The statistics of all minibatches, at once."""
         rows, norms = zip(*steps, strict=True)
         surrogate, error, entropy, log_ratio, weight = map(torch.stack, zip(*rows, strict=True))

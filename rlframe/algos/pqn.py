@@ -82,7 +82,7 @@ class Config:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Struct):
+class ReturnRows(Struct):
     """Training rows: [T, B], or [n] for a minibatch of rows."""
 
     inputs: AgentInputs
@@ -133,7 +133,7 @@ class PQN(OnPolicyEpochs):
         return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     @torch.no_grad()
-    def _targets(self, samples: Samples) -> tuple[Rows, Tensor]:
+    def _targets(self, samples: Samples) -> tuple[ReturnRows, Tensor]:
         """Rows with their returns, by the Q-values when acting, and how much of the returns those explain.
 
         No step was made since, unless the sampler runs ahead; row T is evaluated now.
@@ -147,9 +147,9 @@ class PQN(OnPolicyEpochs):
         if not self.agent.model.uses_previous:
             inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
         fit = explained_variance(q[:-1].amax(-1), return_, samples.valid)
-        return Rows(inputs, samples.action, return_, samples.valid), fit
+        return ReturnRows(inputs, samples.action, return_, samples.valid), fit
 
-    def _minibatches(self, rows: Rows, samples: Samples) -> Iterator[tuple[Rows, Tree]]:
+    def _minibatches(self, rows: ReturnRows, samples: Samples) -> Iterator[tuple[ReturnRows, Tree]]:
         """One pass in a new order: rows [T * B / n], or with memory sequences [T, B / n] and the memory before."""
         n, state = self.config.minibatches, samples.state
         if self.agent.recurrent:
@@ -161,7 +161,7 @@ class PQN(OnPolicyEpochs):
             for part in order_of_rows(rows.valid, n, self.rng, samples.n_valid):
                 yield flat[part], state
 
-    def _learn(self, inputs: tuple[Rows, Tree]) -> dict[str, Tensor]:
+    def _learn(self, inputs: tuple[ReturnRows, Tree]) -> dict[str, Tensor]:
         """One gradient step on a minibatch."""
         rows, state = inputs
         values, _ = self.agent(rows.inputs, state)
@@ -170,7 +170,7 @@ class PQN(OnPolicyEpochs):
         norm = self.optimizer.minimize(loss, rows, rows.valid)
         return {"loss": loss.detach(), "q": masked_mean(q.detach(), rows.valid), "grad_norm": norm}
 
-    def _loss(self, q: Tensor, rows: Rows) -> Tensor:
+    def _loss(self, q: Tensor, rows: ReturnRows) -> Tensor:
         """E[(Q(s, a) - G)²] / 2   (algorithm 1)."""
         return masked_mean(0.5 * (q - rows.return_).square(), rows.valid)
 

@@ -24,7 +24,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
-from rlframe.algos.actor_critics import ActorCritic, ActorCriticConfig, Temperature
+from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic, Temperature
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
@@ -199,11 +199,11 @@ class Discrete(SoftValue):
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()
 
 
-class SAC(ActorCritic):
+class SAC(OffPolicyActorCritic):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
 
     saved = (
-        *ActorCritic.saved,
+        *OffPolicyActorCritic.saved,
         *("critic", "temperature", "critic_optimizer", "optimizer", "temperature_optimizer", "generator"),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rlframe.agents import Agent
-from rlframe.algos.evolution import EvaluationInfo, Population, flat_parameters, population_of
+from rlframe.algos.evolution import EvaluationInfo, Generation, flat_parameters, population_of
 from rlframe.core.struct import Tree, as_numpy, leaves, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
@@ -80,7 +80,7 @@ class PopulationSampler(Sampler):
         self._played: dict[int, Played] = {}  # by column
         self._population = population_of(agent, np.zeros(directions), 0.0, 0)
         self._claims = np.zeros(2 * directions + 1, np.int64)  # of each column, and a stop request for the workers
-        self._players: list[Player] = []  # one, or with workers none
+        self._players: list[EpisodePlayer] = []  # one, or with workers none
         self.config: SamplerConfig = serial.Config()
         options, own = (discount, max_length), copy.deepcopy(agent).to("cpu")
         if isinstance(envs, WorkerPool):
@@ -89,9 +89,9 @@ class PopulationSampler(Sampler):
             self._shared, self._claims = shared, claims.tree
             envs.assign(WorkerTask(make_play_handler, (shared, claims), (own, envs.n, *options)))
         else:
-            self._players = [Player(envs, own, *options, np.zeros(1, np.int64))]
+            self._players = [EpisodePlayer(envs, own, *options, np.zeros(1, np.int64))]
 
-    def propose(self, population: Population, stop: Stop = never) -> None:
+    def propose(self, population: Generation, stop: Stop = never) -> None:
         """The generation that `collect` plays, until `stop()` returns True."""
         self._stop, self._population, generation = stop, population.numpy(), int(population.generation[0])
         if generation != self._generation:
@@ -195,7 +195,7 @@ class PopulationSampler(Sampler):
         self.envs.close()
 
 
-class Player:
+class EpisodePlayer:
     """Plays episodes in one environment with an agent whose parameters it changes, so the agent is its own.
 
     An episode depends on the policy and its number alone, not on the worker or on earlier episodes. The loop is its
@@ -218,7 +218,7 @@ class Player:
         self._noise = self._act.view(zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))  # acts greedily
         self._observed = _normalised(agent, rows.observation)
 
-    def play(self, population: Population, claims: np.ndarray, worker: int, n_workers: int, stop: Stop) -> list[Played]:
+    def play(self, population: Generation, claims: np.ndarray, worker: int, n_workers: int, stop: Stop) -> list[Played]:
         """Play what no other worker has claimed: this worker's own columns in order, then the others' from their end.
 
         Two workers may claim a column at the same moment. Both then play the same episode.
@@ -239,7 +239,7 @@ class Player:
             found += played
         return found
 
-    def _perturb(self, population: Population, column: int) -> None:
+    def _perturb(self, population: Generation, column: int) -> None:
         noise_std = population.noise_std[0] * np.float32(1 - 2 * (column % 2))
         epsilon = perturbation(int(population.seeds[column // 2]), len(self._policy))
         np.multiply(epsilon, noise_std, out=epsilon)
@@ -320,8 +320,8 @@ def make_play_handler(context: WorkerContext) -> Handler:
     retain_freed_memory()
     shared, claims = context.memory
     agent, n_workers, discount, max_length = context.arguments
-    player = Player(context.envs, agent, discount, max_length, context.parent.control[PROGRESS:])
-    population: Population = shared["values"].map(np.copy)
+    player = EpisodePlayer(context.envs, agent, discount, max_length, context.parent.control[PROGRESS:])
+    population: Generation = shared["values"].map(np.copy)
     version = -1
 
     def handle(command: int, argument: int) -> list[Played]:

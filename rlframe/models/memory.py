@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.size, self.window = size, window
         self.embed = nn.Linear(in_size, size)
-        self.blocks = nn.ModuleList(_Block(size, window, heads, layers) for _ in range(layers))
+        self.blocks = nn.ModuleList(_TransformerBlock(size, window, heads, layers) for _ in range(layers))
         self.norm = nn.LayerNorm(size)
 
     def initial_state(self, n: int) -> Tree:
@@ -178,7 +178,7 @@ class _Spans:
         return x.flatten(1, 2)[:, : self.n * self.C - self.missing]
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     """x + attention, then x + two layers, each of normalised rows; attention has a learned bias for each distance.
 
     The bias (Raffel et al. 2020, section 2.1) starts as a slope for each head (Press et al. 2022), so that heads begin

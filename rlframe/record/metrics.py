@@ -314,7 +314,7 @@ class Timers:
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Count the time inside the `with` block for `part`."""
-        return _Block(self, part)
+        return _TimedBlock(self, part)
 
     def elapsed_s(self) -> float:
         """Wall time of the run in seconds, everything included."""
@@ -344,7 +344,7 @@ class Timers:
         return row
 
 
-class _Block(AbstractContextManager[None]):
+class _TimedBlock(AbstractContextManager[None]):
     """Context manager of one timed block. A generator costs nearly twice as much; iterations may last microseconds."""
 
     __slots__ = ("clock", "name", "start")

@@ -48,7 +48,7 @@ class Result:
     counters: dict[str, float]
 
 
-class Actor:
+class SamplerActor:
     """Lives in an actor's process: a sampler of a part of the environments."""
 
     def __init__(self, place: tuple[int, int], config: Any, env: EnvConfig, seed: int, env_vars: Any) -> None:
@@ -133,7 +133,7 @@ class RayActors(Actors):
         self.config, self.env, self.seed = config, env, seed
         self._place, self._part_of_each = place, config.part_of()
         check_room(config.n_samplers, config.cpus, f"sampler.n_samplers={config.n_samplers}")
-        self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(Actor)
+        self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(SamplerActor)
         self._agent: list[Any] = []  # a reference to it, once there is one
         self._parameters: Any = None  # a reference to the newest
         self.version = 0

@@ -19,7 +19,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.resumable import check_changeable
 from rlframe.study.plan import SEARCH
 from rlframe.study.record import RETURNS
-from rlframe.study.search import Distribution, read_space, word_of
+from rlframe.study.search import Domain, read_space, word_of
 
 PBT_KEYS = ("pbt.interval_steps", "pbt.quantile", "pbt.resample")
 FACTORS = (0.8, 1.2)  # of a number that is changed (appendix A)
@@ -31,7 +31,7 @@ _MAX_MEMBERS = 1_000
 class PbtPlan:
     """What a population searches, and how."""
 
-    space: Mapping[str, Distribution]  # by key
+    space: Mapping[str, Domain]  # by key
     n_members: int
     interval_steps: int
     n_steps: int
@@ -168,12 +168,12 @@ def next_members(plan: PbtPlan, number: int, members: Sequence[Member]) -> list[
     return found
 
 
-def drawn(distribution: Distribution, rng: np.random.Generator) -> str:
-    """A word drawn from a distribution."""
-    if distribution.kind == "choice":
-        return distribution.values[int(rng.integers(len(distribution.values)))]
-    low, high = map(float, distribution.values)
-    match distribution.kind:
+def drawn(domain: Domain, rng: np.random.Generator) -> str:
+    """A word drawn from a domain."""
+    if domain.kind == "choice":
+        return domain.values[int(rng.integers(len(domain.values)))]
+    low, high = map(float, domain.values)
+    match domain.kind:
         case "int":
             return str(int(rng.integers(int(low), int(high) + 1)))
         case "logint":
@@ -183,20 +183,20 @@ def drawn(distribution: Distribution, rng: np.random.Generator) -> str:
     return word_of(float(rng.uniform(low, high)))
 
 
-def changed(distribution: Distribution, word: str, resample: float, rng: np.random.Generator) -> str:
+def changed(domain: Domain, word: str, resample: float, rng: np.random.Generator) -> str:
     """A word near this one, within its bounds, or with probability `resample` one that is drawn anew.
 
     A number is multiplied by one of FACTORS, a whole one moves by at least 1, a choice to one beside it.
     """
     anew, up = rng.random() < resample, bool(rng.integers(2))
     if anew:
-        return drawn(distribution, rng)
-    if distribution.kind == "choice":
-        place = distribution.values.index(word) + (1 if up else -1)
-        return distribution.values[min(max(place, 0), len(distribution.values) - 1)]
-    low, high = map(float, distribution.values)
+        return drawn(domain, rng)
+    if domain.kind == "choice":
+        place = domain.values.index(word) + (1 if up else -1)
+        return domain.values[min(max(place, 0), len(domain.values) - 1)]
+    low, high = map(float, domain.values)
     moved = float(word) * FACTORS[up]
-    if "int" not in distribution.kind:
+    if "int" not in domain.kind:
         return word_of(min(max(moved, low), high))
     least = int(word) + 1 if up else int(word) - 1
     whole = max(round(moved), least) if up else min(round(moved), least)

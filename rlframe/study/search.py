@@ -38,7 +38,7 @@ _DIGITS = 6  # of a number in a word
 
 
 @dataclass(frozen=True)
-class Distribution:
+class Domain:
     """What the values of a key are drawn from."""
 
     kind: str  # of _KINDS
@@ -84,8 +84,8 @@ def word_of(value: Any) -> str:
     return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
 
 
-def read_distribution(name: str, text: str) -> Distribution:
-    """The distribution of a word such as search.algo.learning_rate=loguniform(1e-5,1e-2).
+def read_domain(name: str, text: str) -> Domain:
+    """The domain of a word such as search.algo.learning_rate=loguniform(1e-5,1e-2).
 
     Raises:
         ConfigError: it is none; the message names the word and the form.
@@ -101,7 +101,7 @@ def read_distribution(name: str, text: str) -> Distribution:
     if kind == "choice":
         if "" in values or len(set(values)) < max(2, len(values)):
             raise ConfigError(f"{name}={text:.200} needs two or more different values")
-        return Distribution(kind, values)
+        return Domain(kind, values)
     try:
         low, high = map(float, values)
     except ValueError:
@@ -110,13 +110,13 @@ def read_distribution(name: str, text: str) -> Distribution:
         raise ConfigError(f"{name}={text:.200} needs LOW < HIGH{', both above 0' if 'log' in kind else ''}")
     if "int" in kind and (low != int(low) or high != int(high)):
         raise ConfigError(f"{name}={text:.200} needs whole numbers")
-    return Distribution(kind, values)
+    return Domain(kind, values)
 
 
-def read_space(words: Mapping[str, str]) -> dict[str, Distribution]:
+def read_space(words: Mapping[str, str]) -> dict[str, Domain]:
     """The distributions of all search.KEY= by key; raises ConfigError for a wrong one."""
     names = [name for name in words if name.startswith(SEARCH)]
-    space = {name.removeprefix(SEARCH): read_distribution(name, words[name]) for name in names}
+    space = {name.removeprefix(SEARCH): read_domain(name, words[name]) for name in names}
     for key in space:
         if not key or key in words or key == "seed":
             what = f"{key}={words[key]} and search.{key}" if key in words else f"search.{key}"
@@ -128,7 +128,7 @@ def read_space(words: Mapping[str, str]) -> dict[str, Distribution]:
 class SearchPlan:
     """What is searched, and how."""
 
-    space: Mapping[str, Distribution]  # by key
+    space: Mapping[str, Domain]  # by key
     n_trials: int
     seeds: tuple[int, ...]  # of each trial
     searcher: str = "tpe"
@@ -393,7 +393,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def check_examples(space: Mapping[str, Distribution], check: Callable[[Mapping[str, str]], Any]) -> list[Any]:
+def check_examples(space: Mapping[str, Domain], check: Callable[[Mapping[str, str]], Any]) -> list[Any]:
     """What `check` gives for words that reach each bound and each choice of the space; it raises ConfigError."""
     columns = [(key, each.examples()) for key, each in space.items()]
     n = max(len(values) for _, values in columns)

@@ -38,7 +38,7 @@ from rlframe.study.plan import (
 from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
-from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_examples, read_distribution, read_space
+from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_examples, read_domain, read_space
 from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
 from rlframe.system.affinity import read_topology
@@ -350,7 +350,7 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
         for name, text in words.items():
             key = bare_key(name)
             if name.startswith(SEARCH):
-                values: Sequence[str] = read_distribution(name, text).examples()
+                values: Sequence[str] = read_domain(name, text).examples()
             else:
                 values = split_values(text) if key != name else [text]
             for value in values:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlframe.algos.es import Config
-from rlframe.algos.evolution import Population, population_of
+from rlframe.algos.evolution import Generation, population_of
 from rlframe.core.struct import as_numpy, leaves
 from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import EvaluationStopped
@@ -26,7 +26,7 @@ MODEL = ModelConfig(hidden=(8,), normalize_observation=True)
 
 
 @contextmanager
-def population(n_workers: int, max_length: int = 60, **kwargs: Any) -> Iterator[tuple[PopulationSampler, Population]]:
+def population(n_workers: int, max_length: int = 60, **kwargs: Any) -> Iterator[tuple[PopulationSampler, Generation]]:
     envs = make_single_envs(EnvConfig(Deadly, kwargs), 5, n_workers, (), Supervision())
     agent = Config().make_agent(envs.observation_space, envs.action_space, MODEL, 0)
     sampler = PopulationSampler(envs, agent, D, max_length)
@@ -36,7 +36,7 @@ def population(n_workers: int, max_length: int = 60, **kwargs: Any) -> Iterator[
         sampler.close()
 
 
-def played(sampler: PopulationSampler, proposed: Population) -> tuple[list[np.ndarray], Any]:
+def played(sampler: PopulationSampler, proposed: Generation) -> tuple[list[np.ndarray], Any]:
     sampler.propose(proposed)
     samples = sampler.collect()
     return [np.copy(as_numpy(x)) for x in leaves(samples)], sampler.trajectories()

@@ -12,7 +12,7 @@ import pytest
 
 import rlframe
 from rlframe import evaluate, launch
-from rlframe.evaluation.population import Player
+from rlframe.evaluation.population import EpisodePlayer
 from tests.runners.resumed import TRUST, assert_runs_equal, log, words
 
 RUN = (
@@ -22,23 +22,23 @@ RUN = (
 
 
 def test_a_run_stopped_within_a_generation_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play, step, ended, left = Player._play, Player._steps_of_chunk, [], iter(range(12))
+    play, step, ended, left = EpisodePlayer._play, EpisodePlayer._steps_of_chunk, [], iter(range(12))
 
-    def count_and_play(self: Player, *arguments: Any) -> Any:
+    def count_and_play(self: EpisodePlayer, *arguments: Any) -> Any:
         played = play(self, *arguments)
         ended.append(bool(played))
         return played
 
-    def step_and_stop(self: Player, n: int) -> tuple[int, bool]:
+    def step_and_stop(self: EpisodePlayer, n: int) -> tuple[int, bool]:
         if next(left, None) == 11:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, n)
 
-    monkeypatch.setattr(Player, "_play", count_and_play)
+    monkeypatch.setattr(EpisodePlayer, "_play", count_and_play)
     assert launch.main(words(RUN, tmp_path / "whole")) == 0
     n_whole = ended.count(True)
     with monkeypatch.context() as patch:
-        patch.setattr(Player, "_steps_of_chunk", step_and_stop)
+        patch.setattr(EpisodePlayer, "_steps_of_chunk", step_and_stop)
         assert launch.main(words(RUN, tmp_path / "parts")) == 128 + signal.SIGTERM
     assert (ended.count(True) - n_whole) % 8, "it was within a generation"
     assert launch.main([f"resume={tmp_path / 'parts/run_0'}", TRUST]) == 0

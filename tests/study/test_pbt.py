@@ -25,11 +25,11 @@ from rlframe.study.pbt import Member, PbtPlan, changed, first_members, next_memb
 from rlframe.study.plan import PlannedRun
 from rlframe.study.population import Population
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, WAITING, Status
-from rlframe.study.search import read_distribution
+from rlframe.study.search import read_domain
 from tests.study.switching import BEST, START
 
 SHORT = ("env=CartPole-v1", "algo=ppo", "sampler=serial", "runner.n_steps=1000", "runner.log_interval_steps=100")
-SPACE = {"algo.h": read_distribution("", "uniform(0,1)")}
+SPACE = {"algo.h": read_domain("", "uniform(0,1)")}
 
 
 def plan_of(n_members: int = 4, seed: int = 0, n_steps: int = 1_000, **more: Any) -> PbtPlan:
@@ -130,7 +130,7 @@ def test_settings_move_within_their_bounds() -> None:
     rng = np.random.default_rng(0)
 
     def moves(text: str, word: str) -> set[str]:
-        return {changed(read_distribution("", text), word, 0.0, rng) for _ in range(50)}
+        return {changed(read_domain("", text), word, 0.0, rng) for _ in range(50)}
 
     assert moves("uniform(0,10)", "5") == {"4", "6"}
     assert moves("loguniform(1e-5,1.1e-3)", "1e-3") == {"0.0008", "0.0011"}
@@ -138,7 +138,7 @@ def test_settings_move_within_their_bounds() -> None:
     assert moves("int(1,20)", "10") == {"8", "12"}
     assert moves("choice([1],[2,2],[3])", "[2,2]") == {"[1]", "[3]"}
     assert moves("choice([1],[2,2],[3])", "[3]") == {"[2,2]", "[3]"}
-    anew = {changed(read_distribution("", "logint(1,1000)"), "5", 1.0, rng) for _ in range(50)}
+    anew = {changed(read_domain("", "logint(1,1000)"), "5", 1.0, rng) for _ in range(50)}
     assert len(anew) > 20
     assert all(1 <= int(word) <= 1000 for word in anew)
 

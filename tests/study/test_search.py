@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.launch import main
 from rlframe.study.plan import PlannedRun
 from rlframe.study.record import DONE, FAILED, PRUNED, WAITING, Status
-from rlframe.study.search import Search, SearchPlan, check_examples, read_distribution
+from rlframe.study.search import Search, SearchPlan, check_examples, read_domain
 
 pytest.importorskip("optuna")
 
@@ -228,7 +228,7 @@ def test_examples_reach_each_bound_and_each_choice() -> None:
     check_examples(plan.space, lambda words: seen.append(dict(words)))
     assert [each["a"] for each in seen] == ["1e-05", "0.01", "0.01"]
     assert [each["b"] for each in seen] == ["[1]", "[2,2]", "[3]"]
-    assert read_distribution("search.n", "int(1,1e3)").examples() == ("1", "1000")
+    assert read_domain("search.n", "int(1,1e3)").examples() == ("1", "1000")
 
 
 @pytest.mark.slow
