@@ -298,10 +298,10 @@ def find_config(name: str, package: str) -> type:
         ConfigError: there is no such module or class.
     """
     if isinstance(name, ObjectName) or ":" in name:
-        found = find_attribute(name, package)
-        if not (isinstance(found, type) and chz.is_chz(found)):
-            raise ConfigError(f"{name!r} is no class of a Config, made with chz.chz{others_beside(found, chz.is_chz)}")
-        return found
+        found = find_attribute(name, "")
+        if isinstance(found, type) and chz.is_chz(found):
+            return found
+        raise ConfigError(f"{name!r} is no class of a Config, made with chz.chz{others_beside(found, chz.is_chz)}")
     kinds = kinds_of(package)
     if name.lower() in kinds:
         return kinds[name.lower()]
@@ -338,28 +338,29 @@ def find_attribute(name: str, key: str) -> Any:
     """What `package.module:name` or `./file.py:name` means, or the object of an ObjectName.
 
     Args:
-        key: the setting that says so, for messages.
+        key: the setting that says so, for messages; empty if the caller puts it before them.
     Raises:
         ConfigError: it is not of this form, or there is no such module or name.
     """
     if isinstance(name, ObjectName):
         return name.value
     module_name, _, attribute = name.rpartition(":")
+    at = f"{key}={name}: " if key else ""
     form = "package.module:name or ./file.py:name"
     if not module_name:
-        raise ConfigError(f"{key}={name} must be written {form}")
+        raise ConfigError(f"{at.removesuffix(': ') or name} must be written {form}")
     try:
         is_file = module_name.endswith(".py")
         module = _load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
     except ConfigError as error:
-        raise ConfigError(f"{key}={name}: {error}") from None
+        raise ConfigError(f"{at}{error}") from None
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(f"{key}={name}: {error}; write {form}") from None
+        raise ConfigError(f"{at}{error}; write {form}") from None
     found = vars(module)
     if attribute not in found:
-        raise ConfigError(f"{key}={name}: {module_name} has no {attribute}{nearest(attribute, found)}")
+        raise ConfigError(f"{at}{module_name} has no {attribute}{nearest(attribute, found)}")
     return found[attribute]
 
 

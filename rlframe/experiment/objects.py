@@ -50,12 +50,12 @@ NOT_OF_POLICY = (
     "record_transform",
     "algo.replay.transform",
 )
-_SHORT = ("explore", "replay")  # the keys of these parts may be written without algo.
+SHORT_KEYS = ("explore", "replay")  # the keys of these parts may be written without algo.
 
 
 def long_key(key: str) -> str:
     """The full name of a key: explore= is short for algo.explore=, and replay= for algo.replay=."""
-    return f"algo.{key}" if key.partition(".")[0] in _SHORT else key
+    return f"algo.{key}" if key.partition(".")[0] in SHORT_KEYS else key
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:

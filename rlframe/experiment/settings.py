@@ -17,7 +17,7 @@ from rlframe.envs import EnvOptions
 from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.discounts import with_discounts
-from rlframe.experiment.objects import check_objects, long_key
+from rlframe.experiment.objects import SHORT_KEYS, check_objects, long_key
 from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
@@ -251,7 +251,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
         whose = "a study, with sweep.KEY=, search.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
         return f"{unknown[1]}={given.get(unknown[1])} is no setting of a run: it is for {whose}"
     if unknown:
-        hint = suggestion(unknown[1], given, (*_COMMAND_KEYS, *chz.chz_fields(Experiment)))
+        hint = suggestion(unknown[1], given, (*SHORT_KEYS, *_COMMAND_KEYS, *chz.chz_fields(Experiment)))
         return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
     bad = re.match(r"Could not interpret argument (?:'(.*)'|\"(.*)\") provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)

@@ -138,7 +138,7 @@ class OnDisk(Stored):
         return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
 
 
-_VERBS = ("append", "sample", "update_priorities", "n_rows", "state_dict", "load_state_dict")
+_VERBS = ("append", "sample", "update_priorities", "state_dict", "load_state_dict")
 
 
 @chz.chz
@@ -167,7 +167,7 @@ class OwnReplay(ReplayConfig):
             raise ConfigError(f"{key} is not a class; give the class, which the run calls")
         if missing := [verb for verb in _VERBS if verb not in dir(cls)]:
             raise ConfigError(f"{key} lacks {', '.join(missing)}; rlframe.replay.Replay says what a replay has")
-        if callable(inspect.getattr_static(cls, "n_rows")):
+        if callable(inspect.getattr_static(cls, "n_rows", None)):
             raise ConfigError(f"{key}: n_rows is a method; make it a property")
         return cls
 
@@ -177,13 +177,17 @@ class OwnReplay(ReplayConfig):
             raise ConfigError(
                 f"algo.initial_priority=td needs replay=memory, device, disk or ray, not {self.name}; or use max"
             )
+        cls = self.load()
+        try:
+            inspect.signature(cls).bind(spec, **self.kwargs)
+        except TypeError as error:
+            hint = "it is called with a ReplaySpec, and its other arguments are algo.replay.kwargs.name=value"
+            raise ConfigError(f"algo.replay={self.name}: {shortened(str(error))}; {hint}") from None
         with naming(f"algo.replay={self.name} cannot be made"):
-            try:
-                made: Replay[Batch] = self.load()(spec, **self.kwargs)
-            except TypeError as error:
-                hint = "it is called with a ReplaySpec, and its other arguments are algo.replay.kwargs.name=value"
-                raise ConfigError(f"algo.replay={self.name}: {shortened(str(error))}; {hint}") from None
-            return made
+            made: Replay[Batch] = cls(spec, **self.kwargs)
+        if "n_rows" not in dir(made):
+            raise ConfigError(f"algo.replay={self.name} lacks n_rows; rlframe.replay.Replay says what a replay has")
+        return made
 
 
 def replay() -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
+from rlframe.core.errors import Interrupted, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
@@ -29,7 +29,7 @@ from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
 from rlframe.runners.described import DescribedBatches
-from rlframe.runners.learner import Diverged, Learner, Learners, skip_update
+from rlframe.runners.learner import Diverged, Idle, Learner, Learners, NothingLearned, skip_update
 from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     TrainingLog,
@@ -49,13 +49,10 @@ from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
 _LEAST_S = 1e-9  # of a time limit; 0 means none
+_MOST_IDLE = 100_000  # iterations in a row without an env step, or without an update where those are counted
 _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason()
 
 _logger = logging.getLogger("rlframe")
-
-
-class NothingLearned(ReadableError):
-    """A training came to its end without one update."""
 
 
 class Runner(ABC):
@@ -166,7 +163,8 @@ class Runner(ABC):
             Interrupted: SIGINT, SIGTERM or SIGHUP stopped it; a snapshot was written if there was time.
             EnvError, CallbackError: an environment or a callback failed; a snapshot was written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
-            NothingLearned: it came to its end without one update.    Exited: code of the user's called sys.exit.
+            NothingLearned: it came to its end without one update.    Idle: its clock stands.
+            Exited: code of the user's called sys.exit.
         """
         last: dict[str, float] = {}
         with self.stop_request() as self.stop:
@@ -196,7 +194,7 @@ class Runner(ABC):
 
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
-        request = 0
+        request = idle = 0
         current_run().record_config(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
@@ -207,7 +205,11 @@ class Runner(ABC):
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
                         self.adapt_threads()
+                        before = self.now
                         self.iterate()
+                        idle = 0 if self.now > before else idle + 1
+                        if idle >= _MOST_IDLE:
+                            raise Idle(idle, self.clock.value, type(self), type(self.sampler))
                         continue
                     with suppress(EvaluationStopped):  # it is repeated when the run is resumed
                         yield self.report()
@@ -221,10 +223,7 @@ class Runner(ABC):
             if request:
                 return self._end_early(request)
             if not self.updates and self.now >= self.n_steps:
-                raise NothingLearned(
-                    f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
-                    f"to learn from; look at algo.learning_starts, and at the lengths of batches and sequences"
-                )
+                raise NothingLearned(self.env_steps)
             if self.now < self.n_steps:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")
         return "completed", self.end_reason

@@ -21,6 +21,7 @@ from rlframe.runners.callbacks import Callback
 from rlframe.runners.learner import Learner
 from rlframe.runners.report import WINDOW
 from rlframe.samplers import Source
+from rlframe.samplers.base import check_source
 from rlframe.system.distributed import TIMEOUT_S
 
 NO_AFFINITY: Mapping[str, Any] = MappingProxyType({})
@@ -73,6 +74,7 @@ class RunnerConfig:
     def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Source:
         """The sampler of these environments; `algo`: the algorithm's config."""
         made: Source = sampler.make_sampler(envs, agent, seed)
+        check_source(made, sampler)
         sampler.follow_episodes(made)
         return made
 
@@ -87,6 +89,8 @@ class RunnerConfig:
         """The Runner with these options; `stop`: see Runner. Raises ConfigError if its Config names no class."""
         if "runner_class" not in dir(self):
             raise ConfigError(f"{type(self).__name__} needs runner_class, a subclass of Runner")
+        if missing := sorted(self.runner_class.__abstractmethods__):
+            raise ConfigError(f"{self.runner_class.__name__}, a subclass of Runner, needs {', '.join(missing)}")
         return self.runner_class(sampler, learners, self, evaluator, callbacks, stop)
 
 

@@ -69,6 +69,26 @@ class Diverged(ReadableError):
     """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
 
+class NothingLearned(ReadableError):
+    """A training came to its end without one update."""
+
+    def __init__(self, env_steps: int) -> None:
+        super().__init__(
+            f"nothing was learned in {env_steps:,} env_steps: no update was due, or replay never had rows to learn "
+            f"from; look at algo.learning_starts, and at the lengths of batches and sequences"
+        )
+
+
+class Idle(ReadableError):
+    """A training whose clock stands would never end."""
+
+    def __init__(self, n: int, clock: str, runner: type, sampler: type) -> None:
+        super().__init__(
+            f"{clock} stood still for {n:,} iterations; look at iterate of {runner.__name__} and collect of "
+            f"{sampler.__name__}"
+        )
+
+
 class Learners(dict[str, Learner]):
     """The learners of a run, by name. Each of several knows its name."""
 

@@ -169,7 +169,7 @@ class SamplerConfig:
 
     def make_sampler(self, envs: Any, agent: Agent, seed: int) -> Any:
         """The Sampler, or other Source, of what `make_envs` returned."""
-        raise NotImplementedError
+        raise ConfigError(f"{type(self).__name__} needs make_sampler(envs, agent, seed), which returns the sampler")
 
     def make_ahead(self, envs: Any, agent: Agent, seed: int, n_slots: int) -> Any:
         """The SourceAhead of what `make_envs` returned, at most `n_slots` batches ahead, if it collects ahead."""
@@ -232,6 +232,15 @@ class SamplerConfig:
                     f"each environment has its own"
                 )
         sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
+
+
+def check_source(made: Any, config: Any) -> None:
+    """Raise ConfigError unless `make_sampler` of this config made a Source with what every Source has."""
+    where = f"make_sampler of {type(config).__name__}"
+    if not isinstance(made, Source):
+        raise ConfigError(f"{where} gave a {type(made).__name__}; return the sampler, a rlframe.samplers.Source")
+    if missing := [name for name in ("batch_spec", "backend") if not hasattr(made, name)]:
+        raise ConfigError(f"{where} gave a {type(made).__name__} without {missing[0]}; set it in __init__")
 
 
 def name_of_collector(collector: type[Collector]) -> str:

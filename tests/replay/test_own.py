@@ -55,7 +55,11 @@ def test_one_in_memory_learns_as_the_class_handed_over_does(mine: Path, tmp_path
 WRONG = {
     "replay=mem": r"'mem' is not in rlframe.replay \(dataset, device, disk, memory, own, ray\); did you mean memory",
     "replay=FILE:np": "is not a class; give the class",
-    "replay=FILE:Half": "lacks update_priorities, n_rows, state_dict, load_state_dict; rlframe.replay.Replay says",
+    "replay=FILE:Half": "lacks update_priorities, state_dict, load_state_dict; rlframe.replay.Replay says",
+    "replay=FILE:Without": "lacks n_rows; rlframe.replay.Replay says",
+    "replay=FILE:Faulty": r"algo.replay=.*:Faulty cannot be made: TypeError: can only concatenate str",
+    "replay=FILE:UniformReplay algo.prioritized=true": "AssertionError: transitions of one step, drawn uniformly",
+    "repaly=FILE:UniformReplay": "unknown key repaly; did you mean replay",
     "replay=FILE:Counts": r"algo.replay=.*:Counts: n_rows is a method; make it a property",
     "replay=own": "algo.replay=own needs algo.replay.name=module:Class",
     "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
@@ -76,6 +80,9 @@ def test_what_cannot_be_a_replay_is_refused(
 ) -> None:
     more = "class Half:\n    append = sample = None\nclass Lax(UniformReplay):\n    def __init__(self, spec): ...\n"
     more += "class Counts(UniformReplay):\n    def n_rows(self): return self.n\n"
+    more += "class Faulty(UniformReplay):\n    def __init__(self, spec): 'a' + 1\n"
+    more += "class Without:\n    def __init__(self, spec): ...\n"
+    more += "    append = sample = update_priorities = state_dict = load_state_dict = __init__\n"
     mine.write_text(mine.read_text() + more)
     own = dict.fromkeys(word.partition("=")[0] for word in given.split())
     case = [word for word in RUN.split() if word.partition("=")[0] not in own]
@@ -84,6 +91,13 @@ def test_what_cannot_be_a_replay_is_refused(
     assert launch.main(words(f"{' '.join(case)} {given.replace('FILE', str(mine))}", tmp_path / "runs")) != 0
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(WRONG[given], said), said
+
+
+def test_the_number_of_rows_may_be_an_attribute(mine: Path, tmp_path: Path) -> None:
+    code = mine.read_text().replace("    @property\n    def n_rows(self):\n        return min(self.n, self.size)\n", "")
+    code = code.replace("self.n += len(at)", "self.n += len(at)\n        self.n_rows = min(self.n, self.size)")
+    mine.write_text(code.replace("self.n = 0 ", "self.n = self.n_rows = 0 "))
+    assert launch.main(words(f"{RUN} replay={mine}:UniformReplay", tmp_path)) == 0
 
 
 def test_a_kind_is_recorded_by_its_name() -> None:

@@ -45,17 +45,37 @@ WRONG = {
     "runner=FILE:Nothing": "has no Nothing",
     "runner=rlframe.runners:RunnerConfig": "RunnerConfig needs runner_class, a subclass of Runner",
     "runner=minibatch": "'minibatch' is not in rlframe.runners (.*); did you mean minibatch_rl",
+    "runner=FILE:IdleConfig": "env_steps stood still for 9 iterations; look at iterate of Idle and collect of Serial",
+    "runner=FILE:UnfinishedConfig": "Unfinished, a subclass of Runner, needs iterate",
     "runner=FILE:CollectFirstConfig runner.n_batch=2": "unknown key runner.n_batch; did you mean runner.n_batches",
     "runner=FILE:CollectFirstConfig world_size=2": "world_size=2 needs runner=sync_rl",
 }
 
 
+MORE = """
+class Idle(Runner):
+    def iterate(self): ...
+
+@chz.chz
+class IdleConfig(CollectFirstConfig):
+    runner_class = Idle
+
+class Unfinished(Runner): ...
+
+@chz.chz
+class UnfinishedConfig(CollectFirstConfig):
+    runner_class = Unfinished
+"""
+
+
 @pytest.mark.parametrize("given", WRONG)
 def test_what_cannot_be_a_runner_is_refused(
-    given: str, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("rlframe.runners.base._MOST_IDLE", 9)
+    mine.write_text(mine.read_text() + MORE)
     case = RUN.replace("eval.n_episodes=1", "eval.n_episodes=2")
-    assert launch.main(words(f"{case} {given.replace('FILE', str(mine))}", tmp_path / "runs")) == 2
+    assert launch.main(words(f"{case} {given.replace('FILE', str(mine))}", tmp_path / "runs")) != 0
     said = capsys.readouterr().err
     for part in WRONG[given].split("(.*)"):
         assert part in said

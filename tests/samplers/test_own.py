@@ -76,6 +76,45 @@ def test_what_it_collects_is_checked_in_one_line(
     assert WRONG[collect] in capsys.readouterr().err
 
 
+SOURCE = """
+
+@chz.chz
+class NoMake(SamplerConfig): ...
+
+
+@chz.chz
+class Forgot(LineConfig):
+    def make_sampler(self, envs, agent, seed): ...
+
+
+@chz.chz
+class Partial(LineConfig):
+    def make_sampler(self, envs, agent, seed):
+        made = super().make_sampler(envs, agent, seed)
+        del LineSampler.backend
+        return made
+"""
+FAULTS = {
+    "NoMake": "NoMake needs make_sampler(envs, agent, seed), which returns the sampler",
+    "Forgot": "make_sampler of Forgot gave a NoneType; return the sampler, a rlframe.samplers.Source",
+    "Partial": "make_sampler of Partial gave a LineSampler without backend; set it in __init__",
+    "Absent": "has no Absent",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_makes_no_sampler_is_refused_in_one_line(
+    name: str, mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(mine.split(":")[0].removeprefix("sampler="))
+    file.write_text(file.read_text() + SOURCE)
+    assert launch.main(words(f"{RUN} {mine.replace('LineConfig', name)}", tmp_path / "runs")) == 2
+    said = capsys.readouterr().err
+    assert FAULTS[name] in said
+    assert said.count(f"sampler={file}") <= 1
+    assert "Traceback" not in said
+
+
 def test_a_config_of_another_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(words("algo=ppo sampler=rlframe.runners.offline_rl:OfflineRlConfig", tmp_path)) == 2
     assert "must be a name such as auto, or a Config of rlframe.samplers" in capsys.readouterr().err
