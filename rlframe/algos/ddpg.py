@@ -30,8 +30,8 @@ from rlframe.algos.off_policy import (
     n_step_replay,
     priorities,
     reading_back,
-    smoothed,
     soft_update,
+    target_policy_smoothing,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
@@ -222,7 +222,7 @@ class DDPG(OffPolicyActorCritic):
         action, c = self._action(self.target_actor, next_observation), self.now
         if self.config.target_noise == 0:
             return action
-        return smoothed(action, noise, c.target_noise, c.target_noise_clip)
+        return target_policy_smoothing(action, noise, c.target_noise, c.target_noise_clip)
 
     def _action(self, actor: Actor, observation: Tree) -> Tensor:
         """μ(s) [n, *act] of normalised observations."""

@@ -328,7 +328,7 @@ def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tenso
         torch._foreach_lerp_(targets, onlines, tau)
 
 
-def smoothed(action: Tensor, noise: Tensor, std: Any, clip: Any) -> Tensor:
+def target_policy_smoothing(action: Tensor, noise: Tensor, std: Any, clip: Any) -> Tensor:
     """clip(a + clip(σ ε, -c, c), -1, 1),  ε ~ N(0, 1)   (Fujimoto et al. 2018, algorithm 1).
 
     `std` σ and `clip` c are numbers or tensors [].

@@ -129,7 +129,7 @@ class OptimizerStep:
             if self.clips:
                 clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
             with flushing_for([self]):
-                self.optimizer.advance(self.rate)
+                self.optimizer.step(self.rate)
             self.units.project()
         else:
             learned = [p for p in self.parameters if p.grad is not None]
@@ -152,7 +152,7 @@ class OptimizerStep:
             skipped = held(skipped[None])[0]
         if self.clips:
             clip_gradient_on_device(gradients, norm, self._max_norm)
-        self.optimizer.advance(self._rate, skipped)
+        self.optimizer.step(self._rate, skipped)
         self.units.project(skipped)
         if not self.is_captured:
             self.after_launch(batch)

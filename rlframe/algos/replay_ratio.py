@@ -82,7 +82,7 @@ class ReplayRatio:
 
     def counters(self, progress: Progress) -> dict[str, float]:
         """For the log: rows learned from per env_step since `learning_starts`, and the updates dropped."""
-        dropped = {"replay/forgone": float(self.dropped)} if self._dropped else {}
+        dropped = {"replay/dropped_updates": float(self.dropped)} if self._dropped else {}
         env_steps = progress.env_steps - self.learning_starts
         return {"replay/ratio": progress.updates * self.batch_size / env_steps if env_steps > 0 else 0.0, **dropped}
 

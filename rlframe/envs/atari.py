@@ -112,7 +112,7 @@ class AtariEnvs(Envs):
     """Owns one AtariVectorEnv. Observations are [stack, H, W], or [3 stack, H, W] in colour.
 
     With `episodic_life`, a lost life sets `terminated`, and `first` on the next row, but the game continues. If it then
-    waits for the fire button, as Breakout does, the agent must press it. `ended` and `score` are those of whole games.
+    waits for the fire button, as Breakout does, the agent must press it. `ended` and `raw_reward` are of whole games.
     """
 
     def __init__(self, env: VectorEnv, seeds: list[int], backend: str, *, episodic_life: bool, clip: bool) -> None:
@@ -142,16 +142,16 @@ class AtariEnvs(Envs):
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._decode(action)
         try:
-            self._observation, score, terminated, truncated, info = self._env.step(actions)
+            self._observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             problem = f"{self.backend} raised {type(error).__name__}: {error}"
             raise env_error(problem, "try backend=python", seeds=self._seeds, actions=actions) from error
         self._write(out)
-        out.score[...] = score
+        out.raw_reward[...] = reward
         if self._clip:
-            np.clip(out.score, -1, 1, out=out.reward)
+            np.clip(out.raw_reward, -1, 1, out=out.reward)
         else:
-            out.reward[...] = out.score
+            out.reward[...] = out.raw_reward
         out.terminated[...] = terminated
         out.truncated[...] = truncated
         np.logical_or(terminated, truncated, out=out.ended)

@@ -52,7 +52,7 @@ class EnvStep(Struct):
     terminated: np.ndarray  # bool, for learning: also set by a lost life if configured
     truncated: np.ndarray  # bool
     valid: np.ndarray  # bool: False if this step was the reset, which ignores the action
-    score: np.ndarray  # float32: the environment's own reward
+    raw_reward: np.ndarray  # float32: the environment's own reward
     ended: np.ndarray  # bool: the real episode ended; the next step resets
 
 
@@ -278,21 +278,21 @@ class VectorInfoMeans:
 
 
 def reward_transform(options: EnvOptions) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """A function (score, out) that writes clip(scale * score) into `out`; both are float32 arrays of any shape."""
+    """A function (reward, out) that writes clip(scale * reward) into `out`; both are float32 arrays of any shape."""
     scale = np.float32(options.reward_scale)
     if options.reward_clip == "sign":
-        return lambda score, out: np.sign(score, out=out)
+        return lambda reward, out: np.sign(reward, out=out)
     low, high = clip_bounds(options.reward_clip)
 
-    def transform(score: np.ndarray, out: np.ndarray) -> None:
-        np.multiply(score, scale, out=out)
+    def transform(reward: np.ndarray, out: np.ndarray) -> None:
+        np.multiply(reward, scale, out=out)
         np.clip(out, low, high, out=out)
 
     return transform
 
 
 class ScaledRewards(Envs):
-    """Owns `envs`; writes `reward` from their `score`."""
+    """Owns `envs`; writes `reward` from their `raw_reward`."""
 
     def __init__(self, envs: Envs, options: EnvOptions) -> None:
         self._envs, self._transform = envs, reward_transform(options)
@@ -305,7 +305,7 @@ class ScaledRewards(Envs):
 
     def step(self, action: Tree, out: EnvStep) -> None:
         self._envs.step(action, out)
-        self._transform(out.score, out.reward)
+        self._transform(out.raw_reward, out.reward)
 
     def hold(self, which: frozenset[int], at_once: bool = False) -> None:
         self._envs.hold(which, at_once)

@@ -97,15 +97,15 @@ class NativeEnvs(Envs):
             check_info(infos)
             self._write(out.observation, observation)
             self._check(out.observation)
-            out.score[...] = reward
+            out.raw_reward[...] = reward
             if self._mask_parts:
                 ends = np.logical_or(terminated, truncated)
                 check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, ends)
-            if not np.isfinite(out.score).all():
-                raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.score))))
+            if not np.isfinite(out.raw_reward).all():
+                raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.raw_reward))))
         except Exception as error:
             raise self._error(error, actions) from external_cause(error)
-        out.reward[...] = out.score
+        out.reward[...] = out.raw_reward
         out.terminated[...] = terminated
         out.truncated[...] = truncated
         self._write_ends(out, actions)
@@ -120,7 +120,7 @@ class NativeEnvs(Envs):
         if self._ended.any():
             self._elapsed[self._ended] = 0
             self._means.clear(self._ended)
-            wrong = self._ended & (out.ended | (out.score != 0))
+            wrong = self._ended & (out.ended | (out.raw_reward != 0))
             if wrong.any():
                 text = "a reward or an end on the step that resets (NEXT_STEP)"
                 raise self._error(InvalidValue(text, int(np.argmax(wrong))), actions)

@@ -158,8 +158,8 @@ class PythonEnvs(Envs):
             return
         out.first[...] = self._ended_rows
         np.logical_not(self._ended_rows, out=out.valid)
-        out.score[...] = self._rewards
-        out.reward[...] = out.score
+        out.raw_reward[...] = self._rewards
+        out.reward[...] = out.raw_reward
         out.terminated[...] = self._terminated
         self._elapsed += 1
         np.greater_equal(self._elapsed, self._time_limit, out=self._timed_out)
@@ -172,7 +172,7 @@ class PythonEnvs(Envs):
         """`_write_flags` for n = 1 with scalars: 1.1 us instead of 5.0."""
         first, terminated = self._ended[0], bool(self._terminated[0])
         out.first[0], out.valid[0], out.terminated[0] = first, not first, terminated
-        out.score[0] = out.reward[0] = self._rewards[0]
+        out.raw_reward[0] = out.reward[0] = self._rewards[0]
         elapsed = self._elapsed[0] = int(self._elapsed[0]) + 1
         truncated = out.truncated[0] = bool(self._truncated[0]) or elapsed >= int(self._time_limit[0])
         self._ended[0] = self._ended_rows[0] = out.ended[0] = terminated or truncated

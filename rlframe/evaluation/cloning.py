@@ -72,7 +72,7 @@ def cloned_log_prob(
         loss = -_log_prob(network, distribution, rows, index).mean()
         network.zero_grad()
         loss.backward()
-        optimizer.advance(config.learning_rate * (1 - (update - 1) / config.n_updates))
+        optimizer.step(config.learning_rate * (1 - (update - 1) / config.n_updates))
         if update % config.check_updates == 0 or update == config.n_updates:
             found = _all(network, distribution, rows, checked).mean()
             if found > best:

@@ -144,7 +144,7 @@ def _learned(problem: Problem, config: FittedQConfig, network_seed: int, rng: np
         features.zero_grad()
         head.zero_grad()
         loss.backward()
-        optimizer.advance(config.learning_rate * (1 - update / n_updates))
+        optimizer.step(config.learning_rate * (1 - update / n_updates))
     return features
 
 

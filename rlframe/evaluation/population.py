@@ -257,7 +257,7 @@ class EpisodePlayer:
             for to, row in self._pairs:
                 to[...] = row
             k, ended = self._steps_of_chunk(min(_CHUNK, self._max_length - n))
-            reward = rows.score[:k, 0].astype(np.float64)
+            reward = rows.raw_reward[:k, 0].astype(np.float64)
             fitness += float(rows.reward[1 : k + 1, 0].sum(dtype=np.float64))
             return_ += float(reward.sum())
             discounted += factor * float(reward @ self._powers[:k])

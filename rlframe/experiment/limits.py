@@ -221,7 +221,7 @@ def _moments(algo: Any) -> int:
     weight.grad = torch.ones_like(weight)
     with contextlib.suppress(Exception):  # an algorithm of the user's own may have no such optimizer
         optimizer: Optimizer = algo.optimizer.make([weight])
-        optimizer.advance(0.0)
+        optimizer.step(0.0)
         return sum(x.numel() for x in _tensors(optimizer.state_dict())) // weight.numel()
     return 0
 

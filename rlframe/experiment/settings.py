@@ -66,6 +66,7 @@ _OTHER_WORDS = {  # of other frameworks, and the last word of what they are call
     "optimizer_class": "optimizer",
     "policy_delay": "policy_interval",
     "sde_sample_freq": "interval",
+    "target_score": "target_return",
     "total_timesteps": "n_steps",
     "train_freq": "replay_ratio",
     "use_attention": "memory",

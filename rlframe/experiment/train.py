@@ -188,13 +188,13 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
 
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:
     if not state:
-        current_run().trim(-1)
+        current_run().truncate_after(-1)
         _logger.info(f"{resume} has no snapshot yet: it starts from the beginning")
         return
     with keeping(built.runner.learners.algos(), changed_at(Path(resume), env_steps)):
         built.runner.resume(state)
     if reason := built.runner.end_reason:
-        further = "raise runner.n_steps or runner.target_score, or change stop=, to continue"
+        further = "raise runner.n_steps or runner.target_return, or change stop=, to continue"
         _logger.info(f"nothing is left to train: {reason}; {further}")
 
 

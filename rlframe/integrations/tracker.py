@@ -90,7 +90,7 @@ class Tracker(Logger):
         if not self._thread.ident:
             self._thread.start()
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         """Let the thread read progress.jsonl, which was trimmed before, from its start."""
         self._known = None
         self.write({})

@@ -31,7 +31,7 @@ class Optimizer(ABC):
         self.parameters = list(parameters)
 
     @abstractmethod
-    def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
+    def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         """Make one step with all parameters that have a gradient.
 
         Args:

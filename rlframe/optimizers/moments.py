@@ -39,7 +39,7 @@ class Moments(Optimizer):
         self._steps = list(self._n_steps.unbind())
 
     @torch.no_grad()
-    def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
+    def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
         steps = list(self._n_steps.unbind()) if is_recording() else self._steps  # of this graph, if one is recorded
         lists: list[list[Any]] = [self.parameters, gradients, steps, *self._moments]

@@ -54,9 +54,9 @@ class Muon(Optimizer):
         if rest:
             self.parts.append(Adam(rest, config.betas, config.epsilon, config.weight_decay, decoupled=True))
 
-    def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
+    def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         for part in self.parts:
-            part.advance(rate, skipped)
+            part.step(rate, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         n = len(self.parameters)

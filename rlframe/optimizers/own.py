@@ -87,7 +87,7 @@ def _outside() -> Callable[..., None]:
         parameters: list[Tensor], gradients: list[Tensor], which: list[int], rate: Tensor, skipped: Tensor, key: int
     ) -> None:
         if not skipped.item():
-            _known[key].advance_outside(parameters, gradients, which, rate.item())
+            _known[key].step_outside(parameters, gradients, which, rate.item())
 
     return own_step
 
@@ -117,7 +117,7 @@ class OwnOptimizer(Optimizer):
                     f"algo.optimizer={self.name}: {shortened(' '.join(str(error).split()))}; {hint}"
                 ) from None
 
-    def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
+    def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         if not is_recording():
             self._advance(rate)
             return
@@ -127,7 +127,7 @@ class OwnOptimizer(Optimizer):
         skips = torch.zeros(()) if skipped is None else skipped
         _outside()(learned, gradients, which, torch.as_tensor(rate), skips, self._key)
 
-    def advance_outside(self, moved: list[Tensor], gradients: list[Tensor], which: list[int], rate: float) -> None:
+    def step_outside(self, moved: list[Tensor], gradients: list[Tensor], which: list[int], rate: float) -> None:
         """Make a step that is one call in a graph.
 
         `moved` are the parameters of these numbers, or copies of them, which become what the parameters become.

@@ -55,7 +55,7 @@ class Logger(ABC):
         """Write a row, which has `env_steps`."""
 
     @abstractmethod
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         """The run resumes from `env_steps`: drop the first row with a greater one, and all after it."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class CsvLogger(Logger):
             append(self._file, "".join(map(_line, _rows(columns, self._waiting))))
         self._waiting.clear()
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         rows = iter_csv(self._path)
         columns = next(rows, [])
         steps = ((_step(dict(zip(columns, row, strict=True))), row) for row in rows)
@@ -189,7 +189,7 @@ class JsonlLogger(Logger):
         append(self._file, "".join(self._waiting))
         self._waiting.clear()
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         """Copy the rows of progress.csv, which was trimmed before."""
         self._file.close()
         self._copy()
@@ -242,7 +242,7 @@ class TensorBoardLogger(Logger):
             values.append(self._summary.Value(tag="eval/video", image=image))
         self._put(step=step, summary=self._summary(value=values))
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         """Write a session start at `env_steps` + 1: TensorBoard then hides later points of older files.
 
         It cannot hide an evaluation that was logged late: made again, it shows two equal points.

@@ -23,8 +23,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "updates": "optimizer updates so far (updates)",
         "agent_steps": "steps of agents so far, over all ranks, in environments of several agents (steps)",
         "episode/return_mean": "mean return of the last 100 training episodes, with unclipped rewards",
-        "episode/return_mean_greediest": "the same of the eighth of the environments that explores least, where levels "
-        "of exploration differ between environments",
+        "episode/return_mean_least_exploring": "the same of the eighth of the environments that explores least, "
+        "where levels of exploration differ between environments",
         "episode/return_std": "standard deviation of those returns",
         "episode/return_min": "lowest of those returns",
         "episode/return_max": "highest of those returns",
@@ -84,7 +84,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "replay/ratio": "rows sampled from replay per row received since learning started",
         "replay/rows": "valid rows in replay",
         "replay/restarts": "actors of replay=ray replaced since the start, whose rows were lost (actors)",
-        "replay/forgone": "updates due by algo.replay_ratio but skipped so far because sampling was faster (updates)",
+        "replay/dropped_updates": "updates due by algo.replay_ratio, skipped so far because sampling was faster",
         "record/refused": "disk errors so far while writing snapshots or log rows; the rows were written later",
         "record/not_sent": "failed attempts to send rows to trackers since the start; the next attempt sends them",
         "record/not_copied": "failed attempts to copy the run by sync= since the start; the next attempt copies it",

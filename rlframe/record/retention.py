@@ -171,7 +171,7 @@ class Retention:
             if snapshot not in kept and env_steps_of(snapshot) != self.awaited:
                 remove_snapshot(snapshot)
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         """Resume from `env_steps`: later snapshots are renamed to `abandoned_step_*`, never deleted."""
         if not self._directory.is_dir():
             return

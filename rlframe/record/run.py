@@ -125,7 +125,7 @@ class BaseRun:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json, of a run that has ended; numbers that are not finite become null."""
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         """Resume from `env_steps`: drop later rows and rename later snapshots."""
 
 
@@ -348,11 +348,11 @@ class Run(_DirectoryRun):
                 "%s was deleted or replaced during the run; messages are lost", self._debug_log.baseFilename
             )
 
-    def trim(self, env_steps: int) -> None:
+    def truncate_after(self, env_steps: int) -> None:
         for logger in (self._episodes, *self._loggers):
-            with naming_logger(logger, "trim"):
-                logger.trim(env_steps)
-        self._retention.trim(env_steps)
+            with naming_logger(logger, "truncate_after"):
+                logger.truncate_after(env_steps)
+        self._retention.truncate_after(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
     def record_exception(self, error: BaseException) -> None:

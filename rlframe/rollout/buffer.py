@@ -27,7 +27,7 @@ class EnvRows(Struct):
     terminated: np.ndarray  # [T, B] bool
     truncated: np.ndarray  # [T, B] bool
     valid: np.ndarray  # [T, B] bool
-    score: np.ndarray  # [T, B] float32: the environment's own reward
+    raw_reward: np.ndarray  # [T, B] float32: the environment's own reward
     ended: np.ndarray  # [T, B] bool: the real episode ended (see EnvStep)
 
     @property
@@ -56,7 +56,7 @@ class EnvRows(Struct):
                 terminated=self.terminated[t],
                 truncated=self.truncated[t],
                 valid=self.valid[t],
-                score=self.score[t],
+                raw_reward=self.raw_reward[t],
                 ended=self.ended[t],
             )
             for t in range(self.T)
@@ -73,7 +73,7 @@ def empty_rows(observation_space: Space, action_space: Space, T: int, B: int) ->
         terminated=np.zeros((T, B), bool),
         truncated=np.zeros((T, B), bool),
         valid=np.zeros((T, B), bool),
-        score=np.zeros((T, B), np.float32),
+        raw_reward=np.zeros((T, B), np.float32),
         ended=np.zeros((T, B), bool),
     )
 

@@ -92,33 +92,33 @@ class EpisodeTracker:
 
     def _add_all(self, rows: EnvRows) -> None:
         """Add a batch in which no episode ended."""
-        T, score = rows.T, rows.score
+        T, reward = rows.T, rows.raw_reward
         n_valid = np.add.reduce(rows.valid, axis=0, dtype=np.int64)
         if any(self.statistics) or not (n_valid == T).all():  # rows without a step would shift the discounts
             for env in range(rows.B):
                 self._add(rows, env, 0, T)
             return
-        self.return_ += np.add.reduce(score, axis=0, dtype=np.float64)
+        self.return_ += np.add.reduce(reward, axis=0, dtype=np.float64)
         self.length += T
-        self.nonzero += np.add.reduce(score != 0, axis=0)
-        self.discounted += self._factor * (self._discounts(T) @ score)
+        self.nonzero += np.add.reduce(reward != 0, axis=0)
+        self.discounted += self._factor * (self._discounts(T) @ reward)
         self._factor *= self._discount**T
 
     def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
         """Add steps `start` to `end` - 1 of one environment's running episode."""
-        score, valid = rows.score[start:end, env], rows.valid[start:end, env]
+        reward, valid = rows.raw_reward[start:end, env], rows.valid[start:end, env]
         n = int(np.count_nonzero(valid))
-        self.return_[env] += score.sum(dtype=np.float64)
+        self.return_[env] += reward.sum(dtype=np.float64)
         self.length[env] += n
-        self.nonzero[env] += np.count_nonzero(score)
-        self.discounted[env] += self._factor[env] * (score[valid] @ self._discounts(n))
+        self.nonzero[env] += np.count_nonzero(reward)
+        self.discounted[env] += self._factor[env] * (reward[valid] @ self._discounts(n))
         self._factor[env] *= self._discount**n
         if n and self.statistics[env]:
             observation = map_tree(lambda x: x[start:end, env][valid], rows.observation)
             action = map_tree(lambda x: x[start + 1 : end + 1, env][valid], rows.action)
             for each in self.statistics[env]:
                 with _named(each, "add"):
-                    each.add(observation, action, score[valid])
+                    each.add(observation, action, reward[valid])
 
     def _discounts(self, n: int) -> np.ndarray:
         """discount ** k for k below n."""

@@ -87,7 +87,7 @@ class FirstReadyStepper(Stepper):
         rows, waits = self._batch.rows, self.waits
         for to, row in zip(self._inputs[t + 1], self._inputs[t], strict=True):
             to[waits] = row[waits]
-        for array in (rows.terminated, rows.truncated, rows.valid, rows.score, rows.ended):
+        for array in (rows.terminated, rows.truncated, rows.valid, rows.raw_reward, rows.ended):
             array[t, waits] = 0
 
     def _interrupt(self, t: int, columns: slice) -> None:

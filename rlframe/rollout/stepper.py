@@ -175,7 +175,7 @@ class LocalStepper(Stepper):
         """
         rows, step = self.rows, self._steps[t]
         self.envs.reset(step)
-        for array in (step.reward, step.terminated, step.truncated, step.valid, step.score, step.ended):
+        for array in (step.reward, step.terminated, step.truncated, step.valid, step.raw_reward, step.ended):
             array[...] = 0
         if t:
             rows.truncated[t - 1] |= rows.valid[t - 1] & ~rows.terminated[t - 1]

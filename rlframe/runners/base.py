@@ -78,7 +78,7 @@ class Runner(ABC):
             learners: one, or several by name, which the sampler then gives a batch each.
             options: n_steps and log_interval_steps count in units of the runner's clock, over all ranks.
             evaluator: evaluates the agent before training, every `interval_steps`, and at the end; None: no evaluation,
-                and target_score compares the mean return of the last training episodes.
+                and target_return compares the mean return of the last training episodes.
             stop: a StopRule: the training ends after the first row for which it holds; empty: none.
             affinity: CPUs and torch threads of this process, see `apply_affinity`; not changed by default.
         Raises:
@@ -153,7 +153,7 @@ class Runner(ABC):
 
     @property
     def return_metric(self) -> str:
-        """The metric that target_score and snapshot_mode=best compare."""
+        """The metric that target_return and snapshot_mode=best compare."""
         return RETURN_MEAN if self.evaluator is not None else "episode/return_mean"
 
     def train(self) -> dict[str, float]:
@@ -294,9 +294,9 @@ class Runner(ABC):
     @property
     def end_reason(self) -> str:
         """Why the training is complete; empty if it is not."""
-        found, wanted = self.log.latest.get(self.return_metric, math.nan), self.options.target_score
+        found, wanted = self.log.latest.get(self.return_metric, math.nan), self.options.target_return
         if found >= wanted:
-            return f"{self.return_metric} {found:g} is at least runner.target_score={wanted:g}"
+            return f"{self.return_metric} {found:g} is at least runner.target_return={wanted:g}"
         if self.log.rule_holds:
             return f"stop={self.log.stop!r} holds"
         if self.now >= self.n_steps:
@@ -393,6 +393,6 @@ class Runner(ABC):
             what = str(error).partition("\n")[0]
             saved = current_run().newest_snapshot() or "the saved state"
             raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
-        current_run().trim(self.step)
+        current_run().truncate_after(self.step)
         self.evaluations.start_again(self.now, self.evaluate)
         _logger.info(f"resumed at {self.clock.value} {self.now:,}: {describe_resumed(reasons)}")

@@ -49,7 +49,7 @@ class RunnerConfig:
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
     max_time_s: float = number(0.0, "seconds after which this start saves a snapshot and ends; 0: no limit")
     window: int = count(WINDOW, "training episodes, the last ones, that episode/return_mean and similar metrics are of")
-    target_score: float = number(
+    target_return: float = number(
         math.inf,
         "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never",
         low=-math.inf,

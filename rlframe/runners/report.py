@@ -127,7 +127,7 @@ class TrainingLog:
         for agent in sorted({each.agent for each in recent} - {""}):
             row |= summarize([each for each in recent if each.agent == agent], f"episode/{agent}")
         if least_exploring:
-            row["episode/return_mean_greediest"] = statistics.fmean(each.return_ for each in least_exploring)
+            row["episode/return_mean_least_exploring"] = statistics.fmean(each.return_ for each in least_exploring)
         if recent:
             row["episode/discounted_return_mean"] = statistics.fmean(each.discounted_return for each in recent)
             row["episode/nonzero_rewards_mean"] = statistics.fmean(each.nonzero_rewards for each in recent)

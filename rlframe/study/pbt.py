@@ -120,8 +120,8 @@ def _check_runs(experiment: Experiment, interval: int) -> None:
         )
     if experiment.snapshot_mode == "none":
         raise ConfigError("snapshot_mode=none: members of a population are continued from snapshots; use last")
-    if experiment.stop or experiment.runner.target_score != math.inf:
-        word = "stop=" if experiment.stop else "runner.target_score=inf"
+    if experiment.stop or experiment.runner.target_return != math.inf:
+        word = "stop=" if experiment.stop else "runner.target_return=inf"
         raise ConfigError(f"all members of a population train for runner.n_steps, without stop or a target; set {word}")
 
 

@@ -106,14 +106,14 @@ def updated(algo: Any, batch: Transitions) -> dict[str, float]:
 def kept_gradients() -> Iterator[None]:
     """Gradients of the steps inside stay in `.grad` afterwards, as the optimizer got them."""
     kept: dict[torch.nn.Parameter, Any] = {}
-    original = Moments.advance
+    original = Moments.step
 
     def advance(self: Moments, *arguments: Any) -> None:
         kept.update({p: None if p.grad is None else p.grad.clone() for p in self.parameters})
         original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Moments, "advance", advance)
+        patch.setattr(Moments, "step", advance)
         yield
     for parameter, gradient in kept.items():
         parameter.grad = gradient

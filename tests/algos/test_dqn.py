@@ -139,7 +139,7 @@ def test_pending_updates_are_bounded_and_dropped_ones_are_counted() -> None:
     assert ratio.due() == 9 * 16, "eight batches' worth, and the newest"
     assert ratio.dropped + ratio.pending == 100 * 16
     counters = ratio.counters(Progress(env_steps=6_400, updates=160))
-    assert counters == {"replay/ratio": 0.8, "replay/forgone": 100 * 16 - 9 * 16}
+    assert counters == {"replay/ratio": 0.8, "replay/dropped_updates": 100 * 16 - 9 * 16}
 
 
 def test_replay_ratios_out_of_range_are_refused() -> None:

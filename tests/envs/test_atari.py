@@ -53,7 +53,7 @@ def test_episodic_life_can_be_turned_off() -> None:
 def test_results_do_not_depend_on_threads_nor_on_episodic_life(breakout: Walk) -> None:
     other = walk(made("ALE/Breakout-v5", 2, num_threads=1, episodic_life=False), N_STEPS)
     np.testing.assert_array_equal(breakout.observation, other.observation)
-    np.testing.assert_array_equal(breakout.score, other.score)
+    np.testing.assert_array_equal(breakout.raw_reward, other.raw_reward)
     np.testing.assert_array_equal(breakout.ended, other.ended)
 
 
@@ -65,10 +65,10 @@ def test_games_of_other_seeds_differ(breakout: Walk) -> None:
 
 def test_rewards_are_clipped_and_scores_are_not() -> None:
     seen = walk(made("ALE/Qbert-v5", 2), 60)
-    assert seen.score.max() >= 25
-    np.testing.assert_array_equal(seen.reward, np.clip(seen.score, -1, 1))
+    assert seen.raw_reward.max() >= 25
+    np.testing.assert_array_equal(seen.reward, np.clip(seen.raw_reward, -1, 1))
     unclipped = walk(made("ALE/Qbert-v5", 2, reward_clipping=False), 60)
-    np.testing.assert_array_equal(unclipped.reward, seen.score)
+    np.testing.assert_array_equal(unclipped.reward, seen.raw_reward)
 
 
 def test_frames_are_stacked_and_none_leaks_into_the_next_game() -> None:

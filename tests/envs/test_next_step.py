@@ -18,7 +18,7 @@ def check_rows(seen: Walk) -> None:
     np.testing.assert_array_equal(seen.valid, ~ended)
     np.testing.assert_array_equal(seen.first, ended)
     assert not seen.reward[ended].any()
-    assert not seen.score[ended].any()
+    assert not seen.raw_reward[ended].any()
     assert not (seen.terminated | seen.truncated)[ended].any()
     np.testing.assert_array_equal(seen.ended, seen.terminated | seen.truncated)
 

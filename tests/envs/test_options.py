@@ -63,14 +63,14 @@ def test_rewards_are_scaled_and_then_clipped_for_learning_and_scores_are_not(
 ) -> None:
     with closing(made(ENDLESS, **options)) as envs:
         seen = walk(envs, 2)
-    np.testing.assert_array_equal(seen.score, [[-3, -3], [3, 3]])
+    np.testing.assert_array_equal(seen.raw_reward, [[-3, -3], [3, 3]])
     np.testing.assert_allclose(seen.reward, np.repeat(np.array(learned)[:, None], 2, 1), rtol=1e-6)
 
 
 def test_rewards_are_changed_in_native_environments_too() -> None:
     with closing(made("CartPole-v1", 8, "native", reward_scale=0.25)) as envs:
         seen = walk(envs, 40)
-    np.testing.assert_array_equal(seen.reward, 0.25 * seen.score)
+    np.testing.assert_array_equal(seen.reward, 0.25 * seen.raw_reward)
     assert 0.0 in seen.reward
     assert 0.25 in seen.reward
 
@@ -79,8 +79,8 @@ def test_ales_own_clipping_is_replaced() -> None:
     pytest.importorskip("ale_py")
     with closing(made("ALE/Qbert-v5", 2, reward_scale=0.01)) as envs:
         seen = walk(envs, 300)
-    assert seen.score.max() >= 25
-    np.testing.assert_allclose(seen.reward, 0.01 * seen.score, rtol=1e-6)
+    assert seen.raw_reward.max() >= 25
+    np.testing.assert_allclose(seen.reward, 0.01 * seen.raw_reward, rtol=1e-6)
 
 
 def test_ale_makes_the_images_that_the_options_ask_for() -> None:
@@ -93,7 +93,7 @@ def test_ale_makes_the_images_that_the_options_ask_for() -> None:
 def test_wrappers_apply_in_order_inside_the_other_options() -> None:
     with closing(made(ENDLESS, wrappers=(PLUS, TIMES_TEN), reward_scale=0.1, max_episode_steps=2)) as envs:
         seen = walk(envs, 2)
-    assert seen.score[:, 0].tolist() == [-20, 40]
+    assert seen.raw_reward[:, 0].tolist() == [-20, 40]
     np.testing.assert_allclose(seen.reward[:, 0], [-2, 4], rtol=1e-6)
     assert seen.truncated[:, 0].tolist() == [False, True]
 

@@ -203,7 +203,7 @@ def test_a_stop_rule_ends_the_run_and_a_resumed_run_knows_it(tmp_path: Path, cap
 
 ENDS = {
     "runner.n_steps=120": "completed: env_steps",
-    "runner.target_score=1": "completed: is at least runner.target_score=1",
+    "runner.target_return=1": "completed: is at least runner.target_return=1",
     "stop=eval/since_best>=1": "completed: holds",
     "runner.n_steps=1_000_000 runner.max_time_s=0.2": "out_of_time: the time is over",
     "callbacks=[tests.runners.own_callbacks:Stopper]": "stopped: by a callback",

@@ -109,7 +109,7 @@ class SavedStatistic(Statistic):
 
 class OwnLogger(Logger):
     def write(self, row: Mapping[str, float]) -> None: ...
-    def trim(self, env_steps: int) -> None: ...
+    def truncate_after(self, env_steps: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -130,7 +130,7 @@ class LeavingLogger(OwnLogger):
 
 
 class TrimmedLogger(OwnLogger):
-    trim = fail
+    truncate_after = fail
 
 
 class ClosedLogger(OwnLogger):

@@ -26,7 +26,7 @@ BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
 ALIKE = ["-nan", "-inf", "-1e-9", "-1e300", "1e999", "0x10", "1,5", "None"]
 SIGNED = {  # may be negative
     *("log_std", "least_log_std", "v_min", "v_max", "munchausen_clip"),
-    *("target_entropy", "target_gap", "target_score"),
+    *("target_entropy", "target_gap", "target_return"),
 }
 INFINITE = {
     "max_grad_norm",

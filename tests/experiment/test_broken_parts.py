@@ -71,7 +71,7 @@ def test_an_error_of_a_part_is_a_line_that_names_it(
 
 
 @pytest.mark.parametrize(
-    ("part", "method"), [("callbacks=LoadedCallback", "load_state_dict"), ("loggers=TrimmedLogger", "trim")]
+    ("part", "method"), [("callbacks=LoadedCallback", "load_state_dict"), ("loggers=TrimmedLogger", "truncate_after")]
 )
 def test_an_error_of_a_part_on_resume_is_a_line_that_names_it(
     part: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -96,7 +96,7 @@ def test_a_resumed_run_explores_as_one_that_was_not_stopped(
 ) -> None:
     run = assert_resumed_exactly(CASES[case], tmp_path, monkeypatch)
     rows = log(run)
-    assert ("episode/return_mean_greediest" in rows[-1]) == ("_last" in CASES[case])
+    assert ("episode/return_mean_least_exploring" in rows[-1]) == ("_last" in CASES[case])
     assert "algo/epsilon" in rows[-1] or "algo/exploration" in rows[-1] or case in ("own", "held_sample")
     policy = load_policy(run, trust=True)
     observation = np.zeros(policy.observation_space.shape, np.float32)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ def log(directory: Path, rows: list[dict[str, float]], tracker: bool = True, tri
     table = directory / "progress.csv"
     loggers = [CsvLogger(table), JsonlLogger(table), *([Store(directory, {}, "run")] if tracker else [])]
     for logger in loggers if trim is not None else ():
-        logger.trim(trim)
+        logger.truncate_after(trim)
     for row in rows:
         for logger in loggers:
             logger.write(row)
@@ -141,7 +141,7 @@ def test_a_failing_tracker_neither_ends_the_run_nor_loses_a_point(
     assert len(warnings) == 2
     monkeypatch.setattr(Store, "failing", ())
     with logger_context(tmp_path, loggers=names, console=False, resume=True) as run:
-        run.trim(20)
+        run.truncate_after(20)
     points = [point for point in stored(tmp_path / "run_0/store") if not point[1].startswith("record/")]
     assert sorted(points) == sorted(points_of(ROWS))
 

@@ -87,7 +87,7 @@ def set_gradients(to: list[nn.Parameter], gradient: float, n: int = 2) -> None:
 
 def advance(optimizer: Optimizer, gradient: float, refused: Tensor | None = None, n: int = 2) -> None:
     set_gradients(optimizer.parameters, gradient, n)
-    optimizer.advance(0.1 if refused is None else RATE, refused)
+    optimizer.step(0.1 if refused is None else RATE, refused)
 
 
 def kept(state: Any) -> tuple[Any, dict[str, Any]]:
@@ -251,7 +251,7 @@ def test_muon_is_the_written_out_reference(shape: tuple[int, int], nesterov: boo
     optimizer = config.make([weight])
     for gradient in gradients:
         weight.grad = torch.tensor(gradient, dtype=torch.float32)
-        optimizer.advance(0.05)
+        optimizer.step(0.05)
     expected = reference(start, gradients, 0.05, nesterov, scale)
     np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
@@ -264,7 +264,7 @@ def test_muon_is_that_of_torch_optim_but_for_its_bfloat16() -> None:
     for _ in range(3):
         one.grad = torch.randn(6, 4)
         same.grad = one.grad.clone()
-        ours.advance(0.1)
+        ours.step(0.1)
         torchs.step()
     torch.testing.assert_close(one, same, rtol=0, atol=3e-3)
 
@@ -277,7 +277,7 @@ def test_muon_flattens_kernels_and_takes_networks_side_by_side_one_by_one() -> N
     for parameters_, gradients in ((both, (kernel, pair)), (alone, (kernel.flatten(1), pair[0], pair[1]))):
         for parameter, gradient in zip(parameters_, gradients, strict=True):
             parameter.grad = gradient.clone()
-        MuonConfig(smallest=2, epsilon=1e-8).make(parameters_).advance(0.1)
+        MuonConfig(smallest=2, epsilon=1e-8).make(parameters_).step(0.1)
     torch.testing.assert_close(both[0].flatten(1), alone[0])
     torch.testing.assert_close(both[1], torch.stack(alone[1:]))
 
@@ -295,7 +295,7 @@ def test_an_own_optimizer_is_stepped_with_the_rate_of_now() -> None:
     for rate, gradient in zip((0.1, 0.3, 0.0, 0.2), GRADIENTS, strict=True):
         set_gradients(ours.parameters, gradient)
         set_gradients(same, gradient)
-        ours.advance(rate)
+        ours.step(rate)
         torchs.param_groups[0]["lr"] = rate
         torchs.step()
         torch.testing.assert_close(ours.parameters, same)

@@ -18,8 +18,8 @@ class Notes(Logger):
     def write(self, row: Mapping[str, float]) -> None:
         self._note("write", row["env_steps"])
 
-    def trim(self, env_steps: int) -> None:
-        self._note("trim", env_steps)
+    def truncate_after(self, env_steps: int) -> None:
+        self._note("truncate_after", env_steps)
 
     def close(self) -> None:
         self._note("close")

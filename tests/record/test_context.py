@@ -107,7 +107,7 @@ def test_resuming_continues_the_same_files_from_the_trimmed_step(tmp_path: Path)
             run.log({"env_steps": step, "a": 1.0})
             run.snapshot(lambda step=step: {"n": step}, step)
     with logger_context(tmp_path, config={"lr": 2, "compile": "false"}, resume=True, console=False) as run:
-        run.trim(20)
+        run.truncate_after(20)
         run.log({"env_steps": 30, "a": 2.0})
         assert run.directory == tmp_path / "run_0"
     rows = read_csv(tmp_path / "run_0/progress.csv")[1]
@@ -215,7 +215,7 @@ def test_a_null_run_writes_nothing_shows_nothing_and_asks_for_nothing(
     run.log({"env_steps": 1})
     run.progress(1, 10)
     assert run.snapshot(forbidden, 1, 1.0, final=True) is None
-    run.trim(0)
+    run.truncate_after(0)
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
 

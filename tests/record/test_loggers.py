@@ -74,7 +74,7 @@ def test_trimming_drops_rows_after_the_step_and_unreadable_ones(tmp_path: Path) 
     file = tmp_path / "progress.csv"
     file.write_text("env_steps,a\n10,1.0\n20,2.0\n\0\0,x\n30,3.0\n")
     logger = CsvLogger(file)
-    logger.trim(20)
+    logger.truncate_after(20)
     logger.write({"env_steps": 25, "a": 2.5})
     logger.close()
     assert [row["env_steps"] for row in read_csv(file)[1]] == ["10", "20", "25"]
@@ -130,7 +130,7 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
         first.write({"env_steps": step, "a": 1.0})
     first.close()
     second = TensorBoardLogger(tmp_path, {}, "run")
-    second.trim(20)
+    second.truncate_after(20)
     second.write({"env_steps": 30, "a": 2.0})
     second.close()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
@@ -155,7 +155,7 @@ def test_trimming_drops_all_rows_from_the_first_later_one_on(tmp_path: Path) -> 
     path = tmp_path / "progress.csv"
     path.write_text("env_steps,algo/loss,eval/return_mean\n10,1.0,\n10,,5.0\n20,2.0,\n10,,6.0\n30,3.0,\n20,,7.0\n")
     logger = CsvLogger(path)
-    logger.trim(20)
+    logger.truncate_after(20)
     logger.close()
     assert path.read_text() == "env_steps,algo/loss,eval/return_mean\n10,1.0,\n10,,5.0\n20,2.0,\n10,,6.0\n"
 
@@ -189,7 +189,7 @@ def test_jsonl_has_the_rows_of_csv_also_after_a_kill_between_the_two_and_a_resum
     table = CsvLogger(path)
     lines = JsonlLogger(path)
     for logger in (table, lines):
-        logger.trim(3)
+        logger.truncate_after(3)
         logger.close()
     assert by_name(strict((tmp_path / "progress.jsonl").read_text())) == by_name(as_floats(rows))
     cells = [{name: float(cell) for name, cell in row.items() if cell} for row in read_csv(path)[1]]
@@ -260,10 +260,10 @@ def test_a_logger_of_ones_own_gets_directory_config_name_and_rows(tmp_path: Path
     with logger_context(tmp_path, **options) as run:
         run.log({"env_steps": 1})
     with logger_context(tmp_path, **options, resume=True) as run:
-        run.trim(0)
+        run.truncate_after(0)
     notes = [json.loads(line) for line in (tmp_path / "run_0/notes.txt").read_text().splitlines()]
     start = ["open", "mine", 7]
-    assert notes == [start, ["write", 1], ["close"], start, ["trim", 0], ["close"]]
+    assert notes == [start, ["write", 1], ["close"], start, ["truncate_after", 0], ["close"]]
 
 
 def test_a_logger_in_a_file_is_added_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_a_logger_in_a_file_is_added_on_resume(tmp_path: Path, monkeypatch: pyte
     assert launch.main([*SHORT, f"log_dir={tmp_path}"]) == 0
     words = [f"resume={tmp_path / 'run_0'}", "runner.n_steps=2000", "loggers=[tensorboard,./my_loggers.py:Mine]"]
     assert launch.main(words) == 0
-    assert '["trim", ' in (tmp_path / "run_0/notes.txt").read_text()
+    assert '["truncate_after", ' in (tmp_path / "run_0/notes.txt").read_text()
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])

@@ -99,7 +99,7 @@ def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> 
     retention = Retention(tmp_path, SnapshotPolicy("all", keep=1))
     for step, score in ((10, 2.0), (20, 1.0), (30, 9.0)):
         offered(retention, step, score)
-    retention.trim(20)
+    retention.truncate_after(20)
     assert kept(tmp_path) == [10, 20]
     assert (target(tmp_path, "best"), target(tmp_path, "last")) == (10, 20)
     assert load_snapshot(tmp_path / "abandoned_step_000000000030")[0] == {"n": 30}
@@ -112,7 +112,7 @@ def test_trimming_to_the_newest_changes_nothing(tmp_path: Path) -> None:
     retention = Retention(tmp_path, SnapshotPolicy("best", keep=1))
     offered(retention, 10, 1.0)
     before = sorted(entry.name for entry in tmp_path.iterdir())
-    retention.trim(10)
+    retention.truncate_after(10)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == before
 
 

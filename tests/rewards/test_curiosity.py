@@ -66,7 +66,7 @@ def learn(bonus: Any, steps: Steps, n: int) -> None:
     optimizer = Adam(parameters, (0.9, 0.999), 1e-8)
     for _ in range(n):
         bonus.loss(steps).mean().backward()
-        optimizer.advance(1e-2)
+        optimizer.step(1e-2)
         for parameter in parameters:
             parameter.grad = None
 

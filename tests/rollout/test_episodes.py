@@ -65,7 +65,7 @@ def rows(start: int, end: int) -> EnvRows:
         terminated=ENDED[start:end],
         truncated=zeros,
         valid=VALID[start:end],
-        score=REWARDS[start:end],
+        raw_reward=REWARDS[start:end],
         ended=ENDED[start:end],
     )
 

@@ -174,7 +174,7 @@ def test_the_replay_ratio_is_exact_if_sampling_waits(name: str) -> None:
     with runner_for(config, EnvConfig(env, backend="python"), sampler_waits=True, **model) as runner:
         row = runner.train()
     assert row["replay/ratio"] == pytest.approx(RATIO, rel=0.05)
-    assert "replay/forgone" not in row
+    assert "replay/dropped_updates" not in row
     assert all(bool(parameter.isfinite().all()) for parameter in runner.agent.parameters())
 
 
@@ -184,7 +184,7 @@ def test_the_replay_ratio_is_an_upper_bound_if_sampling_does_not_wait_and_lost_u
         row = runner.train()
     assert 0 < row["replay/ratio"] < 256.0
     owed = row["env_steps"] - 64
-    assert row["updates"] + row["replay/forgone"] == pytest.approx(owed, abs=1.0)
+    assert row["updates"] + row["replay/dropped_updates"] == pytest.approx(owed, abs=1.0)
 
 
 ON_POLICY = {

@@ -144,16 +144,16 @@ def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) 
         MinibatchRl(
             sampler,
             Learner(agent, algo),
-            RunnerConfig(n_steps=10**9, log_interval_steps=32, target_score=10.0),
+            RunnerConfig(n_steps=10**9, log_interval_steps=32, target_return=10.0),
             evaluator,
         ).train()
     assert 64 <= algo.progress.env_steps < 96
     assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps
-    said = "eval/return_mean 10 is at least runner.target_score=10"
+    said = "eval/return_mean 10 is at least runner.target_return=10"
     assert f"ended at env_steps {algo.progress.env_steps}: {said}" in (run.directory / "debug.log").read_text()
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     again = MinibatchRl(
-        sampler, Learner(agent, algo), RunnerConfig(n_steps=10**9, log_interval_steps=32, target_score=10.0), evaluator
+        sampler, Learner(agent, algo), RunnerConfig(n_steps=10**9, log_interval_steps=32, target_return=10.0), evaluator
     )
     with logger_context(run.directory, resume=True, console=False):
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
@@ -163,8 +163,8 @@ def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) 
 
 
 def test_impossible_limits_are_refused_with_their_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"runner.target_score=nan"):
-        RunnerConfig(target_score=math.nan)
+    with pytest.raises(ConfigError, match=r"runner.target_return=nan"):
+        RunnerConfig(target_return=math.nan)
     with pytest.raises(ConfigError, match=r"runner.max_time_s=-1"):
         RunnerConfig(max_time_s=-1)
     with pytest.raises(ConfigError, match=r"runner.nonfinite='ignore' is not one of stop, skip"):

@@ -46,7 +46,7 @@ class Lives(Envs):
         resets = self.time == 4
         self.time = 0 if resets else self.time + 1
         out.observation[...] = self.time
-        out.valid[...], out.score[...], out.reward[...] = not resets, 10.0 * (not resets), 1.0 * (not resets)
+        out.valid[...], out.raw_reward[...], out.reward[...] = not resets, 10.0 * (not resets), 1.0 * (not resets)
         out.terminated[...] = self.time in (2, 4)
         out.ended[...] = self.time == 4
         out.truncated[...] = False

@@ -97,7 +97,7 @@ def test_it_is_stopped_and_resumed_exactly(tmp_path: Path, by_signal: bool) -> N
     ("options", "stop", "reason"),
     [
         (OPTIONS, "updates >= 40", "stop='updates >= 40' holds"),
-        (RunnerConfig(n_steps=60, log_interval_steps=20, target_score=1.0), "", "eval/return_mean"),
+        (RunnerConfig(n_steps=60, log_interval_steps=20, target_return=1.0), "", "eval/return_mean"),
     ],
 )
 def test_it_ends_by_rules_and_targets(options: RunnerConfig, stop: str, reason: str) -> None:

@@ -274,7 +274,7 @@ WRONG = [
     ("search.model.hidden=choice([64],[32])", "search.model.hidden: a run cannot change model.hidden at a snapshot"),
     ("search.sampler.batch_T=int(100,200)", "a run cannot change sampler.batch_T"),
     ("snapshot_mode=none", "snapshot_mode=none: members"),
-    ("runner.target_score=100", "without stop or a target; set runner.target_score=inf"),
+    ("runner.target_return=100", "without stop or a target; set runner.target_return=inf"),
     ("pruner=median", "pruner=median is not for searcher=pbt"),
     ("repeats=3", "repeats=3 is not for searcher=pbt"),
 ]

@@ -15,7 +15,7 @@ SHORT += "runner.log_interval_steps=100 eval.n_episodes=2 eval.n_envs=2 affinity
     ("word", "state"),
     [
         pytest.param("stop=env_steps>150", "done", marks=pytest.mark.slow),
-        ("runner.target_score=1", "done"),
+        ("runner.target_return=1", "done"),
         pytest.param("runner.max_time_s=0.3", "interrupted", marks=pytest.mark.slow),
     ],
 )
