@@ -26,7 +26,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import NOT_OF_POLICY, recorded
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import check_network, read_config
-from rlframe.experiment.weights import load_weights, policies_in
+from rlframe.experiment.weights import load_weights, policies_at
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest, load_snapshot, params_of, resolve_snapshot
 from rlframe.system.env_vars import env_vars_set
 
@@ -62,7 +62,7 @@ def load_trained(
     check_of_policy(given, config)
     if config.get("env") == "none" and "env" in given:  # whose only argument is its dataset
         config = {key: x for key, x in config.items() if key.partition(".")[0] != "env_kwargs"}
-    snapshot, weights, meta = _weights(path, policies_in(config))
+    snapshot, weights, meta = _weights(path, policies_at(path))
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = from_flat(config, changes).without_init()
     env = experiment.eval_env_config()

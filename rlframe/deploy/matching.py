@@ -76,7 +76,7 @@ def _player(name: str, runs: dict[str, Trained], explore: bool) -> Player:
         return FunctionPlayer(name)
     run = runs[name]
     print(printable(f"{name}: {run.snapshot}, trained for {run.env_steps:,} env_steps"))
-    return PolicyPlayer(name, run.agent, (run.observation_space, run.action_space), explore)
+    return PolicyPlayer(name, run.agent, (run.observation_space, run.action_space), run.env.policies, explore)
 
 
 def _write(out: Path, pairs: Sequence[Pair]) -> None:

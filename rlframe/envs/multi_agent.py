@@ -162,9 +162,11 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._all_go_on = False
         for leaf in leaves(self._rows):
             leaf.fill(0)  # also what agents that have not come observed in earlier episodes
+        if not self.env.agents:
+            raise InvalidValue("an episode started without agents; let `agents` name who plays after a reset")
         now = [self.env.read("agent_selection")] if self.turns else self.env.agents
-        if not now:
-            raise InvalidValue("an episode started without agents")
+        for _, policy, k in (self._placed(agent) for agent in self.env.agents):
+            self._came[policy][k] = True
         self._extra.update(observations)
         for agent in now:
             self._start(agent, observations, infos)
@@ -190,11 +192,15 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
                 )
             self._place[agent] = self._rows[policy], policy, self._slots[policy].index(agent)
 
-    def _start(self, agent: str, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        """Start the episode of an agent that has come."""
+    def _placed(self, agent: str) -> tuple[dict[str, Any], str, int]:
+        """The place of an agent in this episode."""
         if agent not in self._place:
             raise InvalidValue(f"agent {agent} is none of possible_agents, which are {', '.join(self.possible)}")
-        rows, policy, k = self._place[agent]
+        return self._place[agent]
+
+    def _start(self, agent: str, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        """Start the episode of an agent that has come."""
+        rows, policy, k = self._placed(agent)
         rows[FIRST][k] = self._is_first[agent] = self._came[policy][k] = True
         self._got[agent] = 0.0
         self._observe(agent, observations, infos, acts=True)
@@ -205,7 +211,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         if agent not in observations:
             raise InvalidValue(f"agent {agent} (policy {policy}) has no observation")
         try:
-            self._write[policy](rows[OBSERVATION], k, self._extra.add(agent, observations[agent], infos))
+            self._write[policy](rows[OBSERVATION], k, self._extra.add(agent, observations[agent], infos, acts))
             if acts and self._masks[policy]:
                 mask = rows[OBSERVATION][ACTION_MASK][k : k + 1]
                 check_mask(mask, self._masks[policy], np.zeros(1, bool))
@@ -246,13 +252,14 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._clear()
         for agent in acted:
             over, late = bool(terminated.get(agent, False)), bool(truncated.get(agent, False)) or out_of_time
-            if not over and not late and agent not in left:
-                policy = self._place[agent][1]
-                raise InvalidValue(f"agent {agent} (policy {policy}) left without being terminated or truncated")
+            if (agent in left) == (over or late) and not out_of_time:
+                stays = "has ended and stays in `agents`; remove it there"
+                what = stays if over or late else "left without being terminated or truncated"
+                raise InvalidValue(f"agent {agent} (policy {self._place[agent][1]}) {what}")
             total += self._finish(agent, rewards.get(agent, 0.0), over, late)
             self._observe(agent, observations, infos, not over and not late)
             cut |= late and not over
-        if left != acted:
+        if left != acted and not out_of_time:
             for agent in left:
                 if agent not in acted:
                     self._start(agent, observations, infos)
@@ -318,10 +325,12 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         turn = self.env.read("agent_selection") if self.env.agents else ""
         self._extra.update(observations)
         for agent in agents:
-            rows, _, k = self._place[agent]
+            rows, policy, k = self._place[agent]
             over, late = bool(terminated[agent]), bool(truncated[agent]) or out_of_time
             if agent in self._got:
                 self._got[agent] += float(rewards.get(agent, 0.0))
+            else:  # it has no turn yet, so that it learns nothing from this
+                self._returns[policy][k] += float(rewards.get(agent, 0.0))
             if rows[WAITS][k] and (agent == turn or over or late):
                 rows[WAITS][k] = False
                 self._finish(agent, self._got[agent], over, late)
@@ -349,7 +358,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return float(reward)
 
     def _report(self) -> dict[str, float]:
-        """At the end of an episode, the mean return of each policy's agents."""
+        """At the end of an episode, the mean return of each policy's agents that came; of a league, of all seats."""
+        if self._map.opponents:
+            for _, policy, k in self._place.values():
+                self._came[policy][k] = True
         found = {policy: self._returns[policy][came] for policy, came in self._came.items() if came.any()}
         alone = len(self._slots) == 1
         return {f"episode/{'agent' if alone else policy}/return": float(own.mean()) for policy, own in found.items()}

@@ -135,8 +135,12 @@ class Extras:
         self._env, self._name = env, (state := policies.global_state)
         self._ids = {agent: i for i, agent in enumerate(possible_agents(env))} if policies.agent_id else {}
         self._function = function_of(state, "agents.global_state") if state not in ("", "true") else None
-        masks = [info[ACTION_MASK] for info in infos.values() if isinstance(info, dict) and ACTION_MASK in info]
-        self._masked = bool(masks)
+        masked = any(isinstance(info, dict) and ACTION_MASK in info for info in infos.values())
+        self._masks = {  # of agents whose infos have masks: of every action
+            agent: _all_allowed(env, agent)
+            for agent in possible_agents(env)
+            if masked and isinstance(env.action_space(agent), _DISCRETE) and not _has_mask(env, agent)
+        }
         self._space: Space | None = None
         self._state: Any = None
         self.update(observations)
@@ -149,7 +153,7 @@ class Extras:
     @property
     def adds(self) -> bool:
         """Whether it adds something to what agents observe."""
-        return self._masked or bool(self._ids) or self._space is not None
+        return bool(self._masks or self._ids) or self._space is not None
 
     def update(self, observations: Mapping[str, Any]) -> None:
         """Take the state after a step, of which these are the observations."""
@@ -173,30 +177,42 @@ class Extras:
         if not self.adds:
             return own
         entries = dict(own.spaces) if isinstance(own, spaces.Dict) else {OBSERVATION: own}
-        if self._masked and ACTION_MASK not in entries and isinstance(done := self._env.action_space(agent), _DISCRETE):
-            n = int(done.n) if isinstance(done, spaces.Discrete) else int(done.nvec.sum())
-            entries[ACTION_MASK] = spaces.Box(0, 1, (n,), np.int8)
+        if agent in self._masks:
+            entries[ACTION_MASK] = spaces.Box(0, 1, self._masks[agent].shape, np.int8)
         if self._ids:
             entries[AGENT_ID] = spaces.Discrete(len(self._ids))
         if self._space is not None:
             entries[PRIVILEGED] = self._space
         return spaces.Dict(entries)
 
-    def add(self, agent: str, observation: Any, infos: Mapping[str, Any]) -> Any:
-        """An agent's observation with the others."""
+    def add(self, agent: str, observation: Any, infos: Mapping[str, Any], acts: bool) -> Any:
+        """An agent's observation with the others; one that does not act needs no mask."""
         if not self.adds:
             return observation
         found = dict(observation) if isinstance(observation, dict) else {OBSERVATION: observation}
-        if self._masked and ACTION_MASK not in found:
-            mask = infos.get(agent, {}).get(ACTION_MASK)
+        if agent in self._masks:
+            mask = infos.get(agent, {}).get(ACTION_MASK) if acts else self._masks[agent]
             if mask is None:
-                raise InvalidValue("its info has no action_mask, and had one at the first reset")
+                raise InvalidValue(
+                    "its info has no action_mask, and those of the first reset had; give one in each step"
+                )
             found[ACTION_MASK] = np.asarray(mask, np.int8)
         if self._ids:
             found[AGENT_ID] = self._ids[agent]
         if self._space is not None:
             found[PRIVILEGED] = self._state
         return found
+
+
+def _has_mask(env: Any, agent: str) -> bool:
+    """Whether the mask is in the agent's observation itself."""
+    own = env.observation_space(agent)
+    return isinstance(own, spaces.Dict) and ACTION_MASK in own.spaces
+
+
+def _all_allowed(env: Any, agent: str) -> np.ndarray:
+    done = env.action_space(agent)
+    return np.ones(int(done.n) if isinstance(done, spaces.Discrete) else int(done.nvec.sum()), np.int8)
 
 
 def _box_of(state: Any) -> spaces.Box:
@@ -228,8 +244,12 @@ def possible_agents(env: Any) -> tuple[str, ...]:
         found = tuple(env.possible_agents)
     except AttributeError:
         found = ()
-    if not found or not all(isinstance(agent, str) for agent in found):
+    if not found:
         raise ConfigError("the environment needs possible_agents, the names of all agents that may come")
+    if wrong := next((agent for agent in found if not isinstance(agent, str)), None):
+        raise ConfigError(f"possible_agents has {wrong!r:.60}, a {type(wrong).__name__}; agents' names must be str")
+    if twice := next((agent for agent in found if found.count(agent) > 1), ""):
+        raise ConfigError(f"possible_agents has {twice:.60} {found.count(twice)} times; give each agent its own name")
     return found
 
 

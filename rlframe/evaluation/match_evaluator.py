@@ -32,7 +32,7 @@ class MatchEvaluator(BaseEvaluator):
         self._opponents = [FunctionPlayer(name, "eval.opponents") for name in config.opponents]
         if not isinstance(spaces[0], JointSpace):
             raise ConfigError(f"eval.opponents needs an environment of several agents, and env={env.id} has one")
-        self._player = PolicyPlayer("the agent", agent, spaces, config.explore)
+        self._player = PolicyPlayer("the agent", agent, spaces, env.policies, config.explore)
         self._names = [_short(name) for name in config.opponents]
         if len({*self._names}) < len(self._names):
             raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")

@@ -24,6 +24,7 @@ from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
 from rlframe.envs.multi_agent import MultiAgentEnv
+from rlframe.envs.pettingzoo import function_of
 from rlframe.ops.ratings import elo_ratings
 
 RANDOM = "random"  # the player that takes any allowed action
@@ -76,17 +77,19 @@ class FunctionPlayer:
         with naming(f"player {self.name}, agent {agent}"):
             action = self._function(map_tree(lambda x: x[0], row[OBSERVATION]), action_space, self._rng)
         if not action_space.contains(action):
-            raise PartError(f"player {self.name}: {action!r:.60} for agent {agent} is not in {action_space}")
+            raise PartError(f"player {self.name}: {action!r:.60} for agent {agent} is none of {action_space}'s actions")
         return map_tree(lambda x: np.asarray(x)[None], action)
 
 
 class PolicyPlayer:
     """Plays by the policies of a trained agent, each agent by the policy that it had in training."""
 
-    def __init__(self, name: str, agent: Agent, spaces: tuple[Space, Space], explore: bool = True) -> None:
+    def __init__(
+        self, name: str, agent: Agent, spaces: tuple[Space, Space], policies: PolicyMap, explore: bool = True
+    ) -> None:
         """Args:
             name: for the table.    spaces: of observations and actions, for which the agent was made.
-            explore: act with the exploration noise of training.
+            policies: which of them acts for which agent.    explore: act with the exploration noise of training.
         Raises:
             ConfigError: its environment has a single agent.
         """
@@ -94,33 +97,38 @@ class PolicyPlayer:
             raise ConfigError(f"{name:.200} was trained in an environment of one agent; matches need several")
         self.name, self._agents, self._explore = name, agent.agents(), explore
         self._spaces: tuple[Any, Any] = spaces
-        seen: Any = spaces[0]
-        self._policies = {agent: policy for policy, agents in seen.agents.items() for agent in agents}
+        self._map, self._function = policies, function_of(policies.function, "agents.map")
+        self._game = -1
         self._device = next(agent.parameters()).device
         self._rng = np.random.default_rng(0)
         self._state: dict[str, tuple[Tree, Tree]] = {}  # of each agent that acted: its memory and its last action
 
     def check(self, observation_space: JointSpace, action_space: JointSpace) -> None:
         for agent in observation_space.agents:
-            policy = self._policies.get(agent)
-            if policy is None:
+            own = [policy for policy, agents in self._spaces[0].agents.items() if agent in agents]
+            if not own:
                 raise ConfigError(f"{self.name:.200} has no policy for agent {agent}")
-            for kind, own, space in zip(
-                ("observations", "actions"), self._spaces, (observation_space, action_space), strict=True
-            ):
-                if own.own[policy] != space.own[agent]:
-                    before, now = (one_line(x, 100) for x in (own.own[policy], space.own[agent]))
-                    raise ConfigError(
-                        f"agent {agent}: policy {policy} of {self.name:.200} is for {kind} {before}, and here they are "
-                        f"{now}"
-                    )
+            for policy in own:
+                self._check(agent, policy, (observation_space, action_space))
+
+    def _check(self, agent: str, policy: str, spaces: tuple[JointSpace, JointSpace]) -> None:
+        for kind, own, space in zip(("observations", "actions"), self._spaces, spaces, strict=True):
+            if own.own[policy] != space.own[agent]:
+                before, now = (one_line(x, 100) for x in (own.own[policy], space.own[agent]))
+                raise ConfigError(
+                    f"agent {agent}: policy {policy} of {self.name:.200} is for {kind} {before}; here they are {now}"
+                )
 
     def start(self, rng: np.random.Generator) -> None:
         self._rng, self._state = rng, {}
+        self._game += 1
+
+    def _policy_of(self, agent: str) -> Agent:
+        return self._agents[self._function(agent, self._game) if self._function else self._map.of(agent)]
 
     @torch.inference_mode()
     def act(self, agent: str, row: Row, observation_space: Space, action_space: Space) -> Tree:
-        policy = self._agents[self._policies[agent]]
+        policy = self._policy_of(agent)
         state, action = self._state.get(agent) or (policy.initial_state([0]), zeros(action_space, (1,)))
         inputs = AgentInputs(row[OBSERVATION], action, row[REWARD], row[FIRST]).torch()
         noise = map_tree(torch.as_tensor, policy.noise(self._rng, (1,)))
@@ -169,7 +177,7 @@ class Table:
         """`max_length`: env steps after which a game is cut, and counts as it is then.
 
         Raises:
-            ConfigError: it has a single agent.
+            ConfigError: it has fewer than two agents.
         """
         env = replace(env, mode="eval")
         with closing(make_env(env)) as probe:
@@ -179,6 +187,11 @@ class Table:
         self._env = make_env(replace(env, policies=names))
         self._inner, self._max_length = _several(self._env, str(env.id)), max_length
         self.agents = self._inner.possible
+        if len(self.agents) < 2:
+            self.close()
+            raise ConfigError(
+                f"matches need an environment of at least 2 agents, and {env.id} has {self.agents[0]} alone"
+            )
         self.observation_space, self.action_space = joint((self._inner.observation_space, self._inner.action_space))
 
     def close(self) -> None:

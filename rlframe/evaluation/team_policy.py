@@ -87,7 +87,7 @@ class TeamPolicy:
 
     def _policy_of(self, agent: str) -> Policy:
         if agent not in self._by_agent:
-            known = [each for agents in self.observation_space.agents.values() for each in agents]
+            known = list(dict.fromkeys(each for own in self.observation_space.agents.values() for each in own))
             if agent not in known:
                 raise ValueError(f"agent {agent:.60} is unknown{nearest(agent, known)}; there are {', '.join(known)}")
             name = self._function(agent, self._episode) if self._function else self._map.of(agent)

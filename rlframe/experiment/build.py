@@ -364,7 +364,7 @@ def make_agent(
         made = {}
         for i, (name, agents) in enumerate(observation_space.agents.items()):
             seen, done = observation_space.own[name], action_space.own[name]
-            with naming_policy("init", name, agents):
+            with naming_policy(name, agents):
                 made[name] = make_agent(experiment.of_policy(name, i), seen, done, device, name)
         return Team(made, *joint((observation_space, action_space)))
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]
@@ -384,7 +384,7 @@ def make_agent(
         )
     if experiment.init:
         saved, own = saved_part(experiment.init, "agent", policy), agent.state_dict()
-        source = f"init={experiment.init} of policy {policy}" if policy else experiment.init
+        source = f"init={experiment.init}"
         check_weights(saved, source)
         weights = of_exploration(saved, False) | of_exploration(own, True)  # a new run explores as its config says
         load_weights(agent, weights, source)

@@ -68,8 +68,8 @@ def make_leagues(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, S
     opponents = [agent.agents()[opponent_name(k)] for k in range(config.opponents)]
     members = [saved_part(name, "agent", SHARED, "agents.league.members") for name in config.members]
     for name, weights in zip(config.members, members, strict=True):
-        with naming_policy("agents.league.members", opponent_name(0), observations.agents[opponent_name(0)]):
-            load_weights(opponents[0], weights, name)
+        with naming_policy(opponent_name(0), observations.agents[opponent_name(0)]):
+            load_weights(opponents[0], weights, f"agents.league.members=[{name}]")
     return [League(agent.agents()[SHARED], opponents, config, experiment.seed, members)]
 
 

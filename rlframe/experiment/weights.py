@@ -12,7 +12,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.optimizer_step import OptimizerStep
-from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.errors import ConfigError, SnapshotError, one_line
 from rlframe.core.files import read_json
 from rlframe.experiment.agents import named_policies
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot
@@ -46,17 +46,16 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
 
 
 def policies_at(path: Path) -> list[str]:
-    """The names of the policies of a run, by directory or snapshot; none if that is missing, or a snapshot alone."""
+    """The names of the policies of a run, by directory or snapshot: of one policy, which has no name in it, none.
+
+    None also if it is missing, or a snapshot alone.
+    """
     try:
         params = params_of(resolve_snapshot(path))
     except (ConfigError, SnapshotError):
         return []
-    return policies_in(read_json(params).get("config", {}))
-
-
-def policies_in(config: Mapping[str, Any]) -> list[str]:
-    """The names of the policies in the config of a run; none if there is one alone, which has no name in snapshots."""
-    found = named_policies(config)
+    recorded = read_json(params)
+    found = named_policies(recorded.get("config", {})) or recorded.get("chosen", {}).get("policies", [])
     return found if len(found) > 1 else []
 
 
@@ -66,17 +65,13 @@ def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{key}.{name}": x for key, part in found.items() if isinstance(part, Mapping) for name, x in part.items()}
 
 
-class OtherNetwork(ConfigError):
-    """Weights are of another network."""
-
-
 @contextmanager
-def naming_policy(key: str, policy: str, agents: Sequence[str]) -> Iterator[None]:
-    """Say which policy and agent the weights that do not fit are for."""
+def naming_policy(policy: str, agents: Sequence[str]) -> Iterator[None]:
+    """Say which policy and agent it is for what does not fit, such as weights."""
     try:
         yield
-    except OtherNetwork as error:
-        raise ConfigError(f"{key}, policy {policy} of agent {agents[0]}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"policy {policy} of agent {agents[0]}: {error}") from None
 
 
 def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
@@ -105,7 +100,7 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise OtherNetwork(f"{source} holds another network: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{source} holds another network: {one_line(error, 400)}") from None
 
 
 def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:

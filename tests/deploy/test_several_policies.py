@@ -168,3 +168,11 @@ def test_init_takes_one_of_several_policies_by_its_name(run: Path, tmp_path: Pat
     assert rlframe.load_policy(tmp_path / "mine").policies == ("pred", "prey")
     with pytest.raises(ConfigError, match=f"policies pred, prey, and none is red; name one of them: init={run}:pred"):
         rlframe.build(n_steps=20, **{**settings, "agents.policies.pred.init": f"{run}:red"})
+    with pytest.raises(ConfigError, match=r"policy pred of agent adversary_0: init=.*:prey holds another network: "):
+        rlframe.build(n_steps=20, **{**settings, "agents.policies.pred.init": f"{run}:prey"})
+
+
+def test_a_policy_needs_a_name_that_a_module_of_torch_may_have() -> None:
+    settings = dict(word.split("=", 1) for word in TAG if "polic" not in word) | {"agents.map.agent_*": "update"}
+    with pytest.raises(ConfigError, match="policy update of agent agent_0: torch cannot name a module so; rename it"):
+        rlframe.build(n_steps=20, **settings)

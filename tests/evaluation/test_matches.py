@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from rlframe import launch
+from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import PolicyMap
+from rlframe.deploy.load import load_policy, load_trained
 from rlframe.envs import EnvConfig
 from rlframe.evaluate import main
-from rlframe.evaluation.matches import FunctionPlayer, Pair, Table, ratings
-from tests.envs.rock_paper_scissors import always_paper, always_rock
+from rlframe.evaluation.matches import FunctionPlayer, Pair, PolicyPlayer, Table, ratings
+from tests.envs.rock_paper_scissors import RockPaperScissors, always_paper, always_rock
 from tests.runners.resumed import words
 from tests.runners.resumed_cases import ON_POLICY, PPO, ROUNDS
 from tests.tables import read_csv
@@ -54,6 +56,38 @@ def test_paper_beats_rock_from_every_seat_and_seats_alternate() -> None:
 def test_a_policy_that_sees_which_agent_it_is_plays_as_in_training(tmp_path: Path) -> None:
     assert launch.main(words(f"{PPO} {ROUNDS} {ON_POLICY} agents.agent_id=true", tmp_path)) == 0
     assert main([str(tmp_path / "run_0"), PAPER, "n_episodes=2", "trust=true"]) == 0
+
+
+def in_turn(agent: str, episode: int) -> str:
+    """Red and blue change sides in every episode."""
+    return "red" if (agent == "left") == (episode % 2 == 0) else "blue"
+
+
+def test_policies_of_a_function_alone_play_load_and_start_other_runs(tmp_path: Path) -> None:
+    case = f"{PPO} {ROUNDS} {ON_POLICY} agents.map=tests.evaluation.test_matches:in_turn"
+    assert launch.main(words(case, tmp_path / "one")) == 0
+    run = tmp_path / "one" / "run_0"
+    trained = load_trained(run, trust=True)
+    player = PolicyPlayer("it", trained.agent, (trained.observation_space, trained.action_space), trained.env.policies)
+    for left in ("red", "blue", "red"):
+        player.start(np.random.default_rng(0))
+        assert player._policy_of("left") is player._agents[left]
+    assert main([str(run), PAPER, "n_episodes=2", "trust=true"]) == 0
+    assert load_policy(run, trust=True, name="blue").act(np.zeros(4, np.float32)).shape == ()
+    assert launch.main(words(f"{PPO} {ROUNDS} {ON_POLICY} init={run}:blue", tmp_path / "two")) == 0
+
+
+class Alone(RockPaperScissors):
+    """One agent, and nobody to play with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["left"]
+
+
+def test_a_game_needs_two_agents() -> None:
+    with pytest.raises(ConfigError, match=r"at least 2 agents, and .*Alone has left alone"):
+        Table(EnvConfig("tests.evaluation.test_matches:Alone", policies=PolicyMap()))
 
 
 def test_a_game_without_an_end_is_cut_with_a_warning_and_counts_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,7 +84,9 @@ def test_launch_says_so_and_starts_nothing(tmp_path: Path, capsys: pytest.Captur
     source = saved(tmp_path, [1])
     words = ["env=CartPole-v1", "sampler=serial", f"init={source}", f"log_dir={tmp_path / 'runs'}"]
     assert main(words) == 2
-    assert f"error: {source} holds no weights of a network, but list; use another snapshot" in capsys.readouterr().err
+    assert (
+        f"error: init={source} holds no weights of a network, but list; use another snapshot" in capsys.readouterr().err
+    )
     assert not (tmp_path / "runs").exists()
 
 

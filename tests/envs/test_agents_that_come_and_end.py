@@ -1,0 +1,171 @@
+"""Agents whose ends, masks, rewards or names are out of the ordinary: what is learned, reported and refused."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+
+from pettingzoo import AECEnv, ParallelEnv
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.multi_agent import PolicyMap, present
+from rlframe.envs.multi_agent import MultiAgentEnv
+from rlframe.envs.observations import InvalidValue
+from rlframe.envs.options import EnvOptions
+
+
+class Three(ParallelEnv[str, Any, Any]):
+    """Agents whose reward is their action; the first `n` are there from the start, all others come in step 5."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "three"}
+    render_mode = None
+
+    def __init__(self, n: int = 3, names: tuple[Any, ...] = ("a", "b", "c"), length: int = 100) -> None:
+        self.possible_agents, self._n, self._length = list(names), n, length
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(4)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.t, self.agents = 0, self.possible_agents[: self._n]
+        return self._seen(self.agents), self._infos(self.agents)
+
+    def _seen(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: np.zeros(2, np.float32) for agent in agents}
+
+    def _infos(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: {} for agent in agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
+        self.t += 1
+        acted, last = self.agents, self.t >= self._length
+        come = self.possible_agents[self._n :] if self.t == 5 else []
+        self.agents = [] if last else [*acted, *come]
+        rewards = {agent: float(np.sum(actions[agent])) for agent in acted}
+        no, ended = dict.fromkeys(acted, False), dict.fromkeys(acted, last)
+        return self._seen([*acted, *come]), rewards, no, ended, self._infos(self.agents)
+
+
+class MaskedInfos(Three):
+    """Agent a has a mask in its info while it acts; b has another kind of action, without one."""
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(4) if agent == "a" else spaces.Box(-1, 1, (1,), np.float32)
+
+    def _infos(self, agents: list[str]) -> dict[str, Any]:
+        mask = np.array([1, 0, 1, 0], np.int8)
+        return {agent: {"action_mask": mask} if agent == "a" else {} for agent in agents}
+
+
+class Zombie(Three):
+    """Agent b is terminated in step 2 and stays."""
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
+        observations, rewards, terminated, *others = super().step(actions)
+        terminated["b"] = self.t == 2
+        return observations, rewards, terminated, *others
+
+
+class OneMove(AECEnv[str, Any, Any]):
+    """The first player moves, wins 1 from the other, and the game is over."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "one move", "is_parallelizable": False}
+    render_mode = None
+    possible_agents: ClassVar[list[str]] = ["left", "right"]  # type: ignore[misc]
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def observe(self, agent: str) -> np.ndarray:
+        return np.zeros(2, np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.agent_selection = list(self.possible_agents), "left"
+        for name in ("rewards", "_cumulative_rewards"):
+            setattr(self, name, dict.fromkeys(self.agents, 0.0))
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+
+    def step(self, action: int | None) -> None:
+        if self.terminations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        self.rewards = {"left": 1.0, "right": -1.0}
+        self.terminations = dict.fromkeys(self.agents, True)
+        self.agent_selection = "right"
+
+
+def played(env: MultiAgentEnv, n_steps: int, action: Any) -> tuple[Any, dict[str, Any]]:
+    """The rows and the info of the last of some steps."""
+    env.reset(seed=0)
+    for _ in range(n_steps):
+        rows, _, _, _, info = env.step(action)
+    return rows, info
+
+
+def test_who_would_come_in_the_step_of_the_time_limit_stays_away() -> None:
+    env = MultiAgentEnv(Three(n=2), PolicyMap(), EnvOptions(), time_limit=5)
+    rows, info = played(env, 5, {"shared": np.array([1, 2, 3])})
+    assert rows["shared"]["first"].tolist() == [False] * 3
+    assert present(rows["shared"]).tolist() == [True, True, False], "the values of those that were cut count"
+    assert info["episode/agent/return"] == 7.5
+
+
+def test_masks_in_infos_are_of_agents_that_act_by_discrete_actions() -> None:
+    policies = PolicyMap({"a": "one", "b": "other"}, policies=("one", "other"))
+    env = MultiAgentEnv(MaskedInfos(n=2, names=("a", "b"), length=3), policies, EnvOptions())
+    env.reset(seed=0)
+    masks = []
+    for _ in range(3):
+        rows, *_ = env.step({"one": np.zeros(1, int), "other": np.zeros((1, 1), np.float32)})
+        masks.append(rows["one"]["observation"]["action_mask"][0].tolist())
+    assert masks == [[1, 0, 1, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
+    assert "action_mask" not in env.observation_space["other"]["observation"].spaces
+
+
+def test_what_is_lost_before_the_first_turn_is_in_the_return() -> None:
+    env = MultiAgentEnv(OneMove(), PolicyMap({"left": "one", "right": "two"}, policies=("one", "two")), EnvOptions())
+    rows, info = played(env, 1, {"one": np.zeros(1, int), "two": np.zeros(1, int)})
+    assert info == {"episode/one/return": 1.0, "episode/two/return": -1.0}
+    assert env.returns == {"left": 1.0, "right": -1.0}
+    assert not rows["two"]["valid"].any(), "it did nothing to learn from"
+
+
+@pytest.mark.parametrize("make", [OneMove, lambda: Three(n=1, names=("left", "right"), length=2)])
+def test_a_league_reports_both_sides_also_where_one_never_comes(make: Any) -> None:
+    env = MultiAgentEnv(make(), PolicyMap(opponents=1), EnvOptions())
+    action = {"opponent_0": np.ones(1, int), "shared": np.ones(2, int)}
+    seen = set()
+    for seed in range(9):
+        env.reset(seed=seed)
+        done = False
+        while not done:
+            _, _, *ends, info = env.step(action)
+            done = any(ends)
+        seen.add((info["episode/shared/return"], info["episode/opponent_0/return"]))
+    assert seen == ({(1.0, -1.0), (-1.0, 1.0)} if make is OneMove else {(2.0, 0.0), (0.0, 2.0)})
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (lambda: Three(names=("a", "b", "a")), "possible_agents has a 2 times; give each agent its own name"),
+        (lambda: Three(names=(4, 5, 6)), "possible_agents has 4, a int; agents' names must be str"),
+        (lambda: Three(n=0), "an episode started without agents; let `agents` name who plays"),
+        (Zombie, r"agent b \(policy shared\) has ended and stays in `agents`; remove it there"),
+    ],
+)
+def test_what_is_refused_is_said_with_the_remedy(env: Any, words: str) -> None:
+    with pytest.raises((ConfigError, InvalidValue), match=words):
+        played(MultiAgentEnv(env(), PolicyMap(), EnvOptions()), 3, {"shared": np.zeros(3, int)})
