@@ -43,8 +43,8 @@ class Config(ImitationConfig):
     def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Any]:
         if agent.recurrent:
             state = agent.initial_state(range(batch_spec.B))
-            return replay_of(self, agent, batch_spec, seed, FixedSequence(self.learn_T), state=state)
-        return replay_of(self, agent, batch_spec, seed, NStep(0.0))
+            return replay_of(self, agent, batch_spec, seed, FixedSequence(self.learn_T), state=state, sampled=True)
+        return replay_of(self, agent, batch_spec, seed, NStep(0.0), sampled=True)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> BC:
         return BC(agent, self.make_replay(agent, batch_spec, seed), n_steps, self)

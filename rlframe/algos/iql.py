@@ -32,6 +32,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
 from rlframe.critics import Critic, ExpectedValue, make_critic
+from rlframe.distributions import executed
 from rlframe.models import ModelConfig
 from rlframe.ops.offline import advantage_weight, expectile_loss
 from rlframe.replay import NStep, Replay, Transitions
@@ -63,7 +64,7 @@ class Config(ImitationConfig):
         return super().make_agent(observation_space, action_space, model, seed)
 
     def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        return replay_of(self, agent, batch_spec, seed, NStep(self.discount))
+        return replay_of(self, agent, batch_spec, seed, NStep(self.discount), sampled=True)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IQL:
         network = chz.replace(agent.model_config, distribution="auto", shared=False)  # of the policy alone
@@ -114,11 +115,12 @@ class IQL(FromReplay):
         policy:  -E[min(exp(β (min_i Q'_i(s, a) - V(s))), w) log π(a|s)]                                      (eq. 7)
         """
         c, observation = self.now, self.agent.model.normalized(batch.inputs.observation)
+        action = executed(self.agent.action_space, batch.action)
         log_prob, _, value = self.agent.evaluate(batch.inputs, (), batch.action)
         with torch.no_grad():
             next_value = self.agent(batch.next_inputs, ())[1]
-            target_q = self._target_q(observation, batch.action)
-        values = self._values(observation, batch.action)
+            target_q = self._target_q(observation, action)
+        values = self._values(observation, action)
         loss = 2 * self.critic.loss(values, next_value.unsqueeze(-1), batch.return_, batch, math.inf)
         self.critic_optimizer.minimize(loss, batch)
 

@@ -47,7 +47,7 @@ class Config(ImitationConfig):
         return super().make_agent(observation_space, action_space, model, seed)
 
     def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        return replay_of(self, agent, batch_spec, seed, ReturnsToGo(self.discount))
+        return replay_of(self, agent, batch_spec, seed, ReturnsToGo(self.discount), sampled=True)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> MARWIL:
         return MARWIL(agent, self.make_replay(agent, batch_spec, seed), n_steps, self)

@@ -66,7 +66,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _list(names: list[str], words: KeyValues) -> None:
-    words.check_unknown()
+    if words.remaining or len(names) > 1:
+        raise ConfigError(f"list takes one folder, or none, and no keys, not {' '.join([*names, *words.remaining])}")
     root = Path(names[0]) if names else datasets_root()
     for path in list_datasets(root):
         try:
@@ -150,7 +151,10 @@ def _import(names: list[str], words: KeyValues) -> None:
     into, kind, compression = _target(words, "")
     facts = {"description": "imported from RLlib's JSON lines"}
     new = NewDataset(into, observation_space, action_space, spec, facts, kind, compression)
-    _write(new, read_json_lines(Path(names[0]), observation_space, action_space, normalized))
+    episodes = read_json_lines(Path(names[0]), observation_space, action_space, normalized)
+    if (first := next(episodes, None)) is None:
+        raise ConfigError(f"{names[0]} has no whole step: its rows need new_obs, or others after them")
+    _write(new, chain([first], episodes))
 
 
 def _opened(names: list[str], least: int, most: int = sys.maxsize) -> list[Dataset]:
@@ -189,11 +193,14 @@ def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
 
 
 def _number(words: KeyValues, key: str, default: float) -> float:
-    text = words.text(key, str(default))
+    text = words.text(key)
     try:
-        return float(text)
+        value = float(text) if text else default
     except ValueError:
-        raise ConfigError(f"{key}={text:.60} must be a number") from None
+        value = math.nan
+    if text and math.isnan(value):
+        raise ConfigError(f"{key}={text:.60} must be a number")
+    return value
 
 
 def _write(new: NewDataset, episodes: Iterable[Episode]) -> None:

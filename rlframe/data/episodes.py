@@ -100,29 +100,40 @@ def sampled_actions(episode: Episode, action_space: Space) -> Tree:
     return canonical_actions(action_space, episode.action) if sampled is None else sampled
 
 
-def _rows_of(episode: Episode, action_space: Space) -> _Rows:
-    """[T+1]: its steps, and the last observation as a row of its own (see Samples)."""
-    n, action = len(episode), sampled_actions(episode, action_space)
+def _rows_of(episode: Episode, action_space: Space, sampled: bool) -> _Rows:
+    """[T+1]: its steps, and the last observation as a row of its own (see Samples).
+
+    An episode that was cut off counts as truncated: what follows it is another one.
+    """
+    n = len(episode)
+    action = sampled_actions(episode, action_space) if sampled else canonical_actions(action_space, episode.action)
     padded = map_tree(lambda x, zero: np.concatenate([x, zero[None]]), action, zeros(action_space))
     reward = np.append(episode.reward, np.float32(0))
     terminated, truncated = np.append(episode.terminated, False), np.append(episode.truncated, False)
+    truncated[n - 1] |= ~terminated[n - 1]
     row = np.arange(n + 1)
     return _Rows(episode.observation, padded, reward, terminated, truncated, row < n, row == 0)
 
 
 def as_batches(
-    episodes: Iterable[Episode], action_space: Space, T: int, state: Tree = (), whole: bool = False
+    episodes: Iterable[Episode],
+    action_space: Space,
+    T: int,
+    state: Tree = (),
+    whole: bool = False,
+    sampled: bool = False,
 ) -> Iterator[Samples]:
     """The rows of episodes as batches [T, 1] of one stream, NumPy arrays; the last one may be shorter.
 
     Args:
         state: example [1, ...] of the agent's initial state, which every batch has.
         whole: the last one has T rows too, absent ones at its end.
+        sampled: actions before they were clipped, where those were recorded, and not as environments executed them.
     """
     parts: list[_Rows] = []
     n = start = 0
     for episode in episodes:
-        parts.append(_rows_of(episode, action_space))
+        parts.append(_rows_of(episode, action_space, sampled))
         n += len(parts[-1])
         if n <= T:  # the row after a batch is needed too
             continue

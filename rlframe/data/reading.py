@@ -115,18 +115,22 @@ class Dataset:
 
         Raises:
             ConfigError: an episode is damaged, has a NaN or Inf, or does not fit the spaces; the message names it.
+                Or, of all episodes, their steps are not as many as it claims.
         """
-        columns = self._columns()
+        columns, n_steps = self._columns(), 0
         try:
             for i in range(start, self.n_episodes):
                 try:
-                    found = columns.read(i)
-                    yield self._checked(found)
+                    found = self._checked(columns.read(i))
+                    n_steps += len(found)
+                    yield found
                 except _DAMAGES as error:
                     reason = printable(one_line(error))
                     raise ConfigError(f"episode {i} of the dataset {self.path} is damaged: {reason}") from None
                 except ConfigError as error:
                     raise ConfigError(f"episode {i} of the dataset {self.path}: {error}") from None
+            if not start and n_steps != self.n_steps:
+                raise ConfigError(f"the dataset {self.path} claims {self.n_steps:,} steps and has {n_steps:,}")
         finally:
             columns.close()
 

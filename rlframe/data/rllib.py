@@ -23,34 +23,32 @@ _ENDS = {"terminateds": "terminated", "terminated": "terminated", "truncateds": 
 def read_json_lines(
     path: Path, observation_space: Space, action_space: Space, normalized: bool = False
 ) -> Iterator[Episode]:
-    """The episodes of a file of sample batches; an episode that goes over several lines is joined.
+    """The episodes of a file of sample batches; an episode that goes over several lines, between others, is joined.
+
+    Without new_obs, the last step of an episode that is not terminated is left out: what followed it is not known.
 
     `normalized`: actions of a Box go from -1 to 1, as RLlib writes those of its own policies (normalize_actions=True).
 
     Raises:
         ConfigError: a line is no sample batch of one policy, or holds pickled rows; the message names the line.
     """
-    rows: list[dict[str, Any]] = []
+    running: dict[Any, list[dict[str, Any]]] = {}  # rows of episodes that have not ended, by eps_id
     with open_regular_file(path, _MOST_BYTES) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LINE_BYTES), b""), 1):
             if not line.strip():
                 continue
             try:
                 for row in _rows(json.loads(line)):
-                    if rows and row["eps_id"] != rows[-1]["eps_id"]:
-                        yield _episode(rows, observation_space, action_space, normalized)
-                        rows = []
-                    rows.append(row)
+                    running.setdefault(row["eps_id"], []).append(row)
                     if row["terminated"] or row["truncated"]:
-                        yield _episode(rows, observation_space, action_space, normalized)
-                        rows = []
+                        yield from _episode(running.pop(row["eps_id"]), observation_space, action_space, normalized)
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
                 raise ConfigError(f"{path}, line {number}: {printable(one_line(error))}") from None
-    if rows:
+    for eps_id, rows in running.items():
         try:
-            yield _episode(rows, observation_space, action_space, normalized)
+            yield from _episode(rows, observation_space, action_space, normalized)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}, its last episode: {printable(one_line(error))}") from None
+            raise ConfigError(f"{path}, episode {eps_id}, which does not end: {printable(one_line(error))}") from None
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
@@ -79,11 +77,18 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
         yield {"eps_id": 0, **row, **done, **ends}
 
 
-def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space: Space, normalized: bool) -> Episode:
-    last = rows[-1]
-    if not (last["terminated"] or last["truncated"]):
-        last = {**last, "truncated": True}  # the file ends, or another episode begins
-    seen = [row["obs"] for row in rows] + [last.get("new_obs", last["obs"])]
+def _episode(
+    rows: list[dict[str, Any]], observation_space: Space, action_space: Space, normalized: bool
+) -> Iterator[Episode]:
+    """The episode of these rows, if it has a step."""
+    seen = [row["obs"] for row in rows]
+    if rows[-1]["terminated"] or "new_obs" in rows[-1]:
+        seen.append(rows[-1].get("new_obs", rows[-1]["obs"]))
+    else:
+        rows = rows[:-1]
+    if not rows:
+        return
+    last = {**rows[-1], "truncated": not rows[-1]["terminated"]}
     info = {}
     if all("action_logp" in row for row in rows):
         info["log_prob"] = np.array([row["action_logp"] for row in rows], np.float32)
@@ -92,7 +97,7 @@ def _episode(rows: list[dict[str, Any]], observation_space: Space, action_space:
     reward = np.array([row["rewards"] for row in rows], np.float32)
     if not np.isfinite(reward).all():
         raise ValueError("rewards have NaN or Inf")
-    return Episode(
+    yield Episode(
         shifted(observation_space, _array(observation_space, seen, "obs"), -1),
         action_decoder(action_space)(action.astype(np.float32)) if normalized else action,
         reward,

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
+from gymnasium import Space
 
-from rlframe.core.errors import ConfigError, naming
+from rlframe.core.errors import ConfigError, naming, one_line
 from rlframe.core.parts import find_attribute
 from rlframe.core.struct import leaves
-from rlframe.data.episodes import SAMPLED_ACTION, Episode
+from rlframe.data.episodes import SAMPLED_ACTION, Episode, shifted
+from rlframe.data.reading import fitted
 
 Transform = Callable[[Episode], Episode | None]  # None: the episode is left out
 
@@ -19,9 +21,11 @@ def unchanged(episode: Episode) -> Episode:
     return episode
 
 
-def load_transform(name: str, key: str) -> Transform:
+def load_transform(name: str, key: str, spaces: tuple[Space, Space] | None = None) -> Transform:
     """The function module:function or ./file.py:function that `key` names; one that changes nothing for an empty name.
 
+    Args:
+        spaces: of observations and actions, for which its episodes are checked.
     Raises:
         ConfigError: there is none, or later, it gives something else than an Episode with a step, or None.
         PartError: later, it raised an exception.
@@ -39,6 +43,7 @@ def load_transform(name: str, key: str) -> Transform:
             raise ConfigError(f"{key}={name:.200} gave {str(found)[:60]}; it must give an Episode with a step, or None")
         if found is not None:
             _check(found, f"{key}={name:.200}")
+            _check_spaces(found, spaces, f"{key}={name:.200}")
             if found.action is not episode.action and found.info.get(SAMPLED_ACTION) is episode.info.get(
                 SAMPLED_ACTION
             ):
@@ -65,6 +70,18 @@ def _check(episode: Episode, where: str) -> None:
                 )
             if x.dtype.kind == "f" and not np.isfinite(x).all() and not name.startswith("info"):
                 raise ConfigError(f"{where} gave an episode whose {name} has NaN or Inf")
+
+
+def _check_spaces(episode: Episode, spaces: tuple[Space, Space] | None, where: str) -> None:
+    """Raise ConfigError unless an episode is of these spaces."""
+    if spaces is None:
+        return
+    n, (observations, actions) = len(episode), spaces
+    try:
+        fitted(observations, shifted(observations, episode.observation, 1), n + 1, "observation")
+        fitted(actions, episode.action, n, "action")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{where} gave an episode that is not of the spaces: {one_line(error)}; keep them") from None
 
 
 def transformed(episodes: Iterable[Episode], transform: Transform) -> Iterator[Episode]:

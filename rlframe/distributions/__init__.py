@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 
+import numpy as np
+import torch
 from gymnasium import Space, spaces
+from torch import Tensor
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.parts import find_attribute
+from rlframe.core.spaces import action_parts
+from rlframe.core.struct import Tree, map_tree
 from rlframe.distributions.base import Distribution, Joint
 from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical
@@ -22,6 +27,7 @@ __all__ = [
     "Joint",
     "MultiCategorical",
     "TanhGaussian",
+    "executed",
     "make_distribution",
 ]
 
@@ -80,3 +86,18 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
             f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution{OR_A_FUNCTION}"
         )
     return made
+
+
+def executed(action_space: Space, action: Tree) -> Tree:
+    """Canonical actions as environments execute them: clipped to [-1, 1] where a Box has two bounds."""
+    parts = iter(action_parts(action_space))
+
+    def clipped(x: Tensor) -> Tensor:
+        _, space = next(parts)
+        if not isinstance(space, spaces.Box):
+            return x
+        bounded = np.isfinite(space.low) & np.isfinite(space.high)
+        clamped = x.clamp(-1, 1)
+        return clamped if bounded.all() else torch.where(torch.as_tensor(bounded, device=x.device), clamped, x)
+
+    return map_tree(clipped, action)

@@ -89,10 +89,12 @@ class Report:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Everything, for JSON; None for what is not known."""
         numbers = {each.method: {"value": each.value, "low": each.low, "high": each.high} for each in self.estimates}
         names = ("n_episodes", "n_steps", "discount", "time_limit", "behaviour", "effective_episodes", "mean_ratio")
-        return {"estimates": numbers, "played": self.played.value, **{name: getattr(self, name) for name in names}}
+        own = {name: getattr(self, name) for name in names}
+        known = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in own.items()}
+        return {"estimates": numbers, "played": self.played.value, **known}
 
     def table(self) -> str:
         """A line for each method, one for the dataset's own episodes, and what they rest on."""
@@ -145,9 +147,8 @@ def estimate(
     Raises:
         ConfigError: an unknown method, a greedy policy with ratios, or episodes that do not fit.
     """
-    check_methods(methods, policy)
     episodes = list(episodes)
-    limit = _check(policy, episodes, discount, methods)
+    limit = check_estimate(methods, policy, episodes, discount)
     rows = rows_of(episodes, limit)
     params = torch.cat([policy.params(episode) for episode in episodes])
     reward = rows.padded(rows.reward.numpy())
@@ -178,8 +179,14 @@ def estimate(
     )
 
 
-def _check(policy: TargetPolicy, episodes: Sequence[Episode], discount: float, methods: Sequence[str]) -> int:
-    """Raise ConfigError for what cannot be estimated; returns the time limit of the episodes, 0 for none."""
+def check_estimate(
+    methods: Sequence[str], policy: TargetPolicy, episodes: Sequence[Episode], discount: float, prefix: str = ""
+) -> int:
+    """Raise ConfigError for what cannot be estimated; returns the time limit of the episodes, 0 for none.
+
+    `prefix`: of keys, for messages.
+    """
+    check_methods(methods, policy, prefix)
     if not 0 <= discount <= 1:
         raise ConfigError(f"discount={discount:g} must be from 0 to 1")
     check_episodes(episodes, policy.observation_space, policy.action_space)
@@ -192,8 +199,8 @@ def _check(policy: TargetPolicy, episodes: Sequence[Episode], discount: float, m
     return limit
 
 
-def check_methods(methods: Sequence[str], policy: TargetPolicy) -> None:
-    """Raise ConfigError unless these are some of METHODS, each once, and fit the policy."""
+def check_methods(methods: Sequence[str], policy: TargetPolicy, prefix: str = "") -> None:
+    """Raise ConfigError unless these are some of METHODS, each once, and fit the policy; `prefix`: of keys."""
     for method in methods:
         if method not in METHODS:
             shown = shortened(method, 40)
@@ -203,7 +210,8 @@ def check_methods(methods: Sequence[str], policy: TargetPolicy) -> None:
     if policy.greedy and (ratios := [method for method in methods if method != FQE]):
         raise ConfigError(
             f"estimate={ratios[0]} needs the probabilities of a policy that acts with noise, and this one is greedy: "
-            f"it gives the other actions of the data none; use explore=true, or estimate=fqe"
+            f"it gives the other actions of the data none; use {prefix}explore=true, or {prefix}estimate="
+            f"{'[fqe]' if prefix else 'fqe'}"
         )
 
 

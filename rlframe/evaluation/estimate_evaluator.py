@@ -11,7 +11,7 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.errors import warn_once
 from rlframe.data.episodes import Episode
-from rlframe.evaluation.estimate import EstimateConfig, check_methods, estimate
+from rlframe.evaluation.estimate import EstimateConfig, check_estimate, estimate
 from rlframe.evaluation.evaluator import BaseEvaluator, Stop, never
 from rlframe.evaluation.target_policy import target_policy
 
@@ -41,12 +41,13 @@ class EstimateEvaluator(BaseEvaluator):
             spaces: of observations and actions.    episodes: kept in memory.
             discount, methods, config: see `estimate`.    explore, epsilon: see `target_policy`.
         Raises:
-            ConfigError: an unknown method, or the probabilities of the agent's actions are not known.
+            ConfigError: an unknown method, the probabilities of the agent's actions are not known, or episodes that do
+                not fit.
         """
         self._explores, self._noted = (explore, epsilon), False
-        check_methods(methods, target_policy(agent, *spaces, *self._explores))
         self.interval_steps = interval_steps
         self._agent, self._spaces, self._episodes = agent, spaces, list(episodes)
+        check_estimate(methods, target_policy(agent, *spaces, *self._explores), self._episodes, discount, "eval.")
         self._discount, self._methods, self._seed, self._config = discount, tuple(methods), seed, config
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:

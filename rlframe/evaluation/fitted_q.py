@@ -19,6 +19,7 @@ from rlframe.core.config import count, number, sizes
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
+from rlframe.distributions import executed
 from rlframe.evaluation.episode_rows import EpisodeRows
 from rlframe.evaluation.target_policy import TargetPolicy
 from rlframe.models import ModelConfig
@@ -95,7 +96,7 @@ class Problem:
         device = self.params.device
         observation = map_tree(lambda x: x[self.rows.row[index]].to(device), self.rows.observation)
         action = map_tree(lambda x: x[index].to(device).unsqueeze(1), self.rows.action)
-        return observation, self.target.executed(action)
+        return observation, executed(self.target.action_space, action)
 
 
 def fitted_q(problem: Problem, config: FittedQConfig, seed: int) -> FittedQ:

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium import Space, spaces
+from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
 from rlframe.agents.actor import Choice, SquashedGaussian
 from rlframe.agents.policy import GsdePolicyAgent
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, action_parts
+from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.data.episodes import Episode
-from rlframe.distributions import Categorical, Distribution, TanhGaussian
+from rlframe.distributions import Categorical, Distribution, TanhGaussian, executed
 from rlframe.exploration.q import Boltzmann, Epsilon
 from rlframe.models.views import allowed
 
@@ -68,20 +68,7 @@ class TargetPolicy:
         noise = self.distribution.noise(rng, (n, k))
         drawn = map_tree(lambda x: torch.as_tensor(x * (not self.greedy), device=params.device), noise)
         actions = self.distribution.sample(params.unsqueeze(1).expand(n, k, -1), drawn)
-        return self.executed(actions), torch.full((n, k), 1 / k, device=params.device)
-
-    def executed(self, action: Tree) -> Tree:
-        """Canonical actions as environments execute them: clipped to [-1, 1] where a Box has two bounds."""
-        boxes = iter([space for _, space in action_parts(self.action_space)])
-
-        def clipped(x: Tensor) -> Tensor:
-            space = next(boxes)
-            if not isinstance(space, spaces.Box):
-                return x
-            bounded = torch.as_tensor(np.isfinite(space.low) & np.isfinite(space.high), device=x.device)
-            return torch.where(bounded, x.clamp(-1, 1), x)
-
-        return map_tree(clipped, action)
+        return executed(self.action_space, actions), torch.full((n, k), 1 / k, device=params.device)
 
 
 def target_policy(

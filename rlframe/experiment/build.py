@@ -255,7 +255,7 @@ def _recorders(experiment: Experiment, in_spaces: tuple[Space, Space]) -> list[R
     check_can_write()
     facts = facts_of(to_flat(c), part_name(c.algo, ROOTS["algo"]), c.seed)
     name = named_for(c.record, c.seed, c.run_ID, ranks.rank)
-    transform = load_transform(c.record_transform, "record_transform")
+    transform = load_transform(c.record_transform, "record_transform", in_spaces)
     return [Recorder(name, *in_spaces, facts, c.record_compression, transform)]
 
 

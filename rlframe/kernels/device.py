@@ -58,18 +58,25 @@ def bf16_is_faster() -> bool:
         return False
     x, weight = torch.ones(16, 32, 20, 20), torch.ones(64, 32, 4, 4)
     inputs = [tuple(t.to(dtype) for t in (x, weight)) for dtype in (torch.float32, torch.bfloat16)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rounds: list[list[float]] = []
         while len(rounds) < _MOST_ROUNDS:
             rounds += [[_cpu_seconds(*each) for each in inputs] for _ in range(_ROUNDS)]
             single, half = (min(times) for times in zip(*rounds, strict=True))
             if single > _LEAST_GAIN * half:
                 return True
+    return False
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread, for networks so small that several take far more CPU time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
-    return False
 
 
 @torch.inference_mode()

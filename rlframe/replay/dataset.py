@@ -46,7 +46,9 @@ def shares_of(path: str) -> dict[str, float]:
         isinstance(share, int | float) and not isinstance(share, bool) and 0 < share < 1e9 for share in found.values()
     )
     if not found or not numbers:
-        raise ConfigError(f"algo.replay.path={path:.200} needs the form {{name-v0: 0.7, other-v0: 0.3}}")
+        raise ConfigError(
+            f"algo.replay.path={path:.200} needs the form {{name-v0: 0.7, other-v0: 0.3}}, with shares above 0"
+        )
     total = sum(found.values())
     return {str(name): share / total for name, share in found.items()}
 
@@ -218,7 +220,7 @@ def _filled_as(
     assert isinstance(buffer, ReplayBuffer)
     found, kept = Digest(), Digest()  # before and after the transform
     episodes = kept.follow(transformed(found.follow(dataset.episodes()), transform))
-    for batch in as_batches(episodes, dataset.action_space, T, state, whole=fixed > 0):
+    for batch in as_batches(episodes, dataset.action_space, T, state, fixed > 0, spec.sampled):
         if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break
         buffer.append(replace(batch, reward=batch.reward * np.float32(scale)).torch())
@@ -278,10 +280,11 @@ class OfDatasets(ReplayConfig):
         names, kind = self.names(), _PLACES[self.place]
         if (n := current_ranks().world_size) > 1:
             raise ConfigError(f"algo.replay=dataset is for one process that learns, not {n}; use learners=1")
-        transform = load_transform(self.transform, "algo.replay.transform")
         datasets, data, digests = [open_dataset(name, "algo.replay.path") for name in names], [], []
         for dataset in datasets:
             check_spaces(dataset, spec.observation_space, spec.action_space, "the environment of this run")
+        in_spaces = datasets[0].observation_space, datasets[0].action_space
+        transform = load_transform(self.transform, "algo.replay.transform", in_spaces)
         scale = reward_scale(datasets, transform, self.return_range)
         for i, dataset in enumerate(datasets):
             own = replace(spec, seed=seed_int(spec.seed, Role.REPLAY, i + 1))

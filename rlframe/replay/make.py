@@ -54,6 +54,7 @@ class ReplaySpec(Generic[Batch]):
     reader: ReaderConfig[Batch]  # NStep(discount, n) asks for Transitions, FixedSequence(length) for Sequences
     alpha: float = 0.0  # exponent α of prioritized replay; 0: uniform
     state: Tree = ()  # example [B, ...] of the agent's initial state; sequences start with the state stored there
+    sampled: bool = False  # of data, whether actions are those before they were clipped, whose densities are known
     previous: bool = False  # whether the model reads prev_action, prev_reward and first; else they may be null
     device: torch.device = _CPU  # the learner's, where batches are wanted
     seed: int = 0  # the run's root seed

@@ -67,10 +67,12 @@ def _line(name: str) -> str:
         (["convert", "test-v0", "into=test-v0"], "a dataset is there already"),
         (["convert", "test-v0", "into=x-v0", "format=csv"], "format=csv is not one of arrow, parquet, hdf5"),
         (["filter", "test-v0", "into=x-v0", "min_return=high"], "min_return=high must be a number"),
+        (["filter", "test-v0", "into=x-v0", "max_return=nan"], "max_return=nan must be a number"),
+        (["list", "a", "b"], "list takes one folder, or none, and no keys, not a b"),
         (["filter", "test-v0", "into=x-v0", "min_retrun=3"], "did you mean min_return or"),
         (["filter", "test-v0", "into=x-v0", "min_length=10"], "test-v0 has no episode within these limits"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=1"], "leaves one part empty"),
-        (["split", "test-v0", "into=x-v0,y-v0", "fraction=nan"], "leaves one part empty"),
+        (["split", "test-v0", "into=x-v0,y-v0", "fraction=nan"], "fraction=nan must be a number"),
         (["describe", "test-v0", "out=x.foo"], "out=x.foo cannot be drawn: Format"),
         (["describe", "none-v0"], "there is no dataset"),
     ],
@@ -89,6 +91,22 @@ def lines(root: Path, *batches: dict[str, object]) -> str:
     return str(path)
 
 
+def test_fragments_between_others_are_joined_and_a_step_without_a_next_observation_is_left_out(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    obs = np.arange(24).reshape(6, 4).astype(float).tolist()
+    rows = {"obs": obs, "actions": [0, 1] * 3, "rewards": [1, 2, 3, 4, 5, 6], "eps_id": [1, 2, 1, 2, 2, 3]}
+    path = lines(root, {**rows, "terminateds": [False, False, False, False, True, False]})
+    assert data.main(["import", path, "into=f-v0", "env=CartPole-v1"]) == 0
+    ended, cut = open_dataset("f-v0").episodes()
+    assert (ended.reward.tolist(), ended.terminated.tolist()) == ([2, 4, 5], [False, False, True])
+    assert (cut.reward.tolist(), cut.truncated.tolist()) == ([1], [True])
+    assert cut.observation.tolist() == [obs[0], obs[2]]
+    one = {"obs": obs[:1], "actions": [0], "rewards": [1]}
+    assert data.main(["import", lines(root, one), "into=e-v0", "env=CartPole-v1"]) == 2
+    assert "rows.json has no whole step" in capsys.readouterr().err
+
+
 def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     obs = np.arange(24).reshape(6, 4).astype(float).tolist()
     first = {"obs": obs[:4], "new_obs": obs[1:5], "actions": [0, 1, 1, 0], "rewards": [1, 2, 3, 4]}
@@ -102,7 +120,13 @@ def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys:
     assert (one.reward.tolist(), other.reward.tolist()) == ([1, 2], [3, 4, 5])
     assert other.info["log_prob"].tolist() == [-3, -4, -5]
     assert (one.terminated.tolist(), other.truncated.tolist()) == ([False, True], [False, False, True])
-    free = {"obs": [[0, 0, 0]] * 2, "actions": [[-1.0], [0.5]], "rewards": [0, 0], "eps_id": [1, 1]}
+    free = {
+        "obs": [[0, 0, 0]] * 2,
+        "new_obs": [[0, 0, 0]] * 2,
+        "actions": [[-1.0], [0.5]],
+        "rewards": [0, 0],
+        "eps_id": [1, 1],
+    }
     words = ["import", lines(root, free), "into=n-v0", "env=Pendulum-v1", "normalized_actions=true"]
     assert data.main(words) == 0
     assert next(iter(open_dataset("n-v0").episodes())).action.tolist() == [[-2.0], [1.0]]

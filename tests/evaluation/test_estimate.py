@@ -181,6 +181,16 @@ def test_a_greedy_policy_is_estimated_while_it_learns_and_what_it_rests_on_is_sa
     assert greedy.evaluate(0)["estimate/fqe"] != noisy.evaluate(0)["estimate/fqe"]
 
 
+def test_what_cannot_be_estimated_in_a_run_is_told_before_it_starts_by_its_keys() -> None:
+    agent, data = make_policy_agent(STATES, ACTIONS, ModelConfig()), walk(5, 0)
+    for methods, discount, words in (
+        (["wis", "fqe"], 0.9, r"use eval\.explore=true, or eval\.estimate=\[fqe\]"),
+        (["fqe"], 1.0, "discount=1 is for .*sampler.discount"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            EstimateEvaluator(agent, (STATES, ACTIONS), data, discount, methods, explore=False)
+
+
 def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
     def message(*arguments: object) -> str:
         with pytest.raises(ConfigError) as error:

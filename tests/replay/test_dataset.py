@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from rlframe import launch
@@ -16,9 +17,10 @@ from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.data import Episode, open_dataset
-from rlframe.data.episodes import as_batches
+from rlframe.data.episodes import SAMPLED_ACTION, as_batches
+from rlframe.distributions import executed
 from rlframe.record.snapshot import list_snapshots, load_snapshot
-from rlframe.replay import NStep, OfDatasets, Transitions, make_replay
+from rlframe.replay import NStep, OfDatasets, ReturnsToGo, Transitions, make_replay
 from rlframe.replay.dataset import MixedReplay
 from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.runners.resumed import count_equal
@@ -28,6 +30,12 @@ SPEC = BatchSpec(4, 2)
 
 def replay(config: OfDatasets, n_step: int = 1, **others: Any) -> Any:
     return make_replay(config, *CARTPOLE, SPEC, NStep(0.9, n_step), **others)
+
+
+def reader_of(folder: Path, found: list[Episode], reader: Any) -> Any:
+    """A replay of these episodes, read in this way."""
+    folder.mkdir()
+    return make_replay(OfDatasets(path=stored(folder, found, *CARTPOLE)), *CARTPOLE, SPEC, reader)
 
 
 def of_all(found: list[Episode], value: float) -> list[Episode]:
@@ -51,6 +59,32 @@ def test_every_row_is_sampled_with_its_next_observation_and_its_end(tmp_path: Pa
         if not episode.terminated[t]:
             assert np.array_equal(batch.next_inputs.observation[i], episode.observation[t + 1])
     assert seen == rows.keys()
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_an_episode_that_was_cut_off_is_bootstrapped_from_and_not_continued(tmp_path: Path, n_step: int) -> None:
+    given = of_all(episodes([3, 4], *CARTPOLE), 1.0)
+    cut = [replace(each, truncated=np.zeros(len(each), bool), terminated=np.zeros(len(each), bool)) for each in given]
+    batch = replay(OfDatasets(path=stored(tmp_path, [*cut, *given], *CARTPOLE)), n_step).sample(1_000)
+    left = {each.observation[t].tobytes(): len(each) - t for each in given for t in range(len(each))}
+    for observation, return_ in zip(batch.inputs.observation.numpy(), batch.return_.tolist(), strict=True):
+        n = min(n_step, left[observation.tobytes()])
+        assert return_ == pytest.approx(sum(0.9**k for k in range(n)))
+    goes = reader_of(tmp_path / "more", cut, ReturnsToGo(0.9)).sample(1_000)
+    assert {round(x, 4) for x in goes.return_.tolist()} == {1.0, 1.9, 2.71, 3.439}
+
+
+def test_critics_see_actions_as_they_were_executed_and_densities_those_that_were_sampled(tmp_path: Path) -> None:
+    box = CARTPOLE[0], spaces.Box(-2, 2, (1,), np.float32)
+    given = [
+        replace(each, info={SAMPLED_ACTION: np.full((len(each), 1), 3.0, np.float32)}) for each in episodes([9], *box)
+    ]
+    given = [replace(each, action=np.full((len(each), 1), 2.0, np.float32)) for each in given]
+    config = OfDatasets(path=stored(tmp_path, given, *box))
+    for sampled, seen in ((False, 1.0), (True, 3.0)):
+        made: Any = make_replay(config, *box, SPEC, NStep(0.9), sampled=sampled)
+        assert set(made.sample(50).action.flatten().tolist()) == {seen}
+    assert executed(box[1], torch.tensor([[3.0], [-0.5]])).tolist() == [[1.0], [-0.5]]
 
 
 @pytest.mark.parametrize("lost_life", [False, True])
@@ -167,6 +201,8 @@ def test_a_function_of_the_users_transforms_episodes_as_they_are_read(tmp_path: 
         "short": "of 2 rows",
         "unknown": "whose reward has NaN or Inf",
         "nothing": "leaves no episode of the 3",
+        "flat": r"not of the spaces: observation has the shape \[4, 1\], not \[4, 4\]; keep them",
+        "unplayable": r"not of the spaces: action goes from 5 to \\d, and Discrete\(2\) does not; keep them",
     }.items():
         with pytest.raises(ReadableError, match=rf"algo\.replay\.transform.*{says}|{says}"):
             replay(OfDatasets(path=path, transform=f"{__name__}:{name}"))
@@ -182,6 +218,14 @@ def short(episode: Episode) -> Episode:
 
 def unknown(episode: Episode) -> Episode:
     return replace(episode, reward=episode.reward * np.nan)
+
+
+def flat(episode: Episode) -> Episode:
+    return replace(episode, observation=episode.observation[:, :1])
+
+
+def unplayable(episode: Episode) -> Episode:
+    return replace(episode, action=episode.action % 2 + 5)
 
 
 def nothing(episode: Episode) -> None:
