@@ -6,10 +6,10 @@ name of APPO is from Sample Factory (Petrenko et al., 2020, arXiv 2006.11751). T
 received it, π is being learned. V-trace weighs what μ did by π_k / μ, once; the epochs clip π / π_k. So the first
 gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-returns.
 
-A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
-`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
-`optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and
-`schedules`, which change numbers during a run.
+A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it
+fast, `schedules`, which change numbers during a run, and `models.views`, which says what a network sees.
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@ https://arxiv.org/abs/1509.02971
 With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, prioritized and initial_priority; and
 with those of TD3, each on its own.
 
-A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`, `models.actor`,
-`models.encoders`, `models.network`, `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`,
-`replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it
-fast, and `schedules`, which change numbers during a run.
+A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
+`models.actor`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and
+`kernels`, which only make it fast, `schedules`, which change numbers during a run, `replay_ratio`, which says when an
+update is due, `models.views`, which says what a network sees, and `replay.arrays` and `replay.frames`, in which rows
+lie.
 """
 
 from __future__ import annotations

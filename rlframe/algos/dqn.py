@@ -9,7 +9,9 @@ Beyond it: implicit quantiles (IQN, Dabney et al. 2018, arXiv 1806.06923) and so
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
 `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and
-`kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+`kernels`, which only make it fast, `schedules`, which change numbers during a run, `replay_ratio`, which says when an
+update is due, `models.views`, which says what a network sees, and `replay.arrays` and `replay.frames`, in which rows
+lie.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 https://arxiv.org/abs/1802.01561. Made for AsyncRl, whose batches come from parameters some updates old; with a runner
 that samples and learns in turn, every ratio is 1 and this is A2C with n-step returns.
 
-A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
-`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
-`optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and
-`schedules`, which change numbers during a run.
+A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it
+fast, `schedules`, which change numbers during a run, and `models.views`, which says what a network sees.
 """
 
 from __future__ import annotations

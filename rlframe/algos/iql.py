@@ -3,10 +3,11 @@
 https://arxiv.org/abs/2110.06169. No value of an action that is not in the data is ever asked for.
 
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `critics.base`, `critics.values`,
-`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions`, `ops.offline`,
-`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
-`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change
-numbers during a run.
+`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`,
+`ops.q_learning`, `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`,
+`replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`,
+which change numbers during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a
+network sees, and `replay.arrays` and `replay.frames`, in which rows lie.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 NeurIPS 31, https://papers.nips.cc/paper/7866. With beta=0 it is behaviour cloning.
 
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `models.actor_critic`,
-`models.encoders`, `models.network`, `models.heads`, `distributions`, `ops.offline`, `optimizer_step`,
-`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.returns_to_go`, `replay.select` and `core.types`. Skip
-`compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`, `ops.returns`,
+`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.returns_to_go`, `replay.select` and
+`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`, which change numbers
+during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a network sees, and
+`replay.arrays` and `replay.frames`, in which rows lie.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 PQN: Q-learning on the newest batch, without replay and without a target network. Layer normalisation after each layer,
 many environments and Q(λ) returns take their place.
 
-A gradient step is read here and in `on_policy`, `agents.q`, `models.q_network`, `models.actor_critic`,
-`models.encoders`, `models.network`, `ops.returns`, `optimizer_step`, `optimizers.moments` and `core.types`. Skip
-`compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+A gradient step is read here and in `on_policy`, `agents.q`, `critics.values`, `models.q_network`,
+`models.actor_critic`, `models.encoders`, `models.network`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
+`optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast,
+`schedules`, which change numbers during a run, and `models.views`, which says what a network sees.
 """
 
 from __future__ import annotations

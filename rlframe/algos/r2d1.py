@@ -8,8 +8,9 @@ state is reset and the rows that do not count are masked.
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.memory`, `ops.returns`, `models.encoders`, `models.network`, `ops.q_learning`,
 `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select` and
-`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change
-numbers during a run.
+`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`, which change numbers
+during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a network sees, and
+`replay.arrays` and `replay.frames`, in which rows lie.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algo
 (https://arxiv.org/abs/1812.05905), which learns the temperature and needs no network for the state's value. For
 Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
 
-A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`, `models.actor`,
-`models.encoders`, `models.network`, `distributions.gaussian`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph`
-and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
+A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
+`models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`, `optimizer_step`,
+`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip
+`compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`, which change numbers during a run,
+`replay_ratio`, which says when an update is due, `models.views`, which says what a network sees, and `replay.arrays`
+and `replay.frames`, in which rows lie.
 """
 
 from __future__ import annotations
