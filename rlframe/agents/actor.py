@@ -13,7 +13,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.agents.base import Agent, NumpyStep
+from rlframe.agents.base import Agent, AgentState, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
@@ -256,6 +256,15 @@ class ActorAgent(Agent):
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return self.exploration.initial_state(env_ids)
+
+    def parts_of(self, state: Tree) -> AgentState:
+        return AgentState(state, ())
+
+    def joined(self, parts: AgentState) -> Tree:
+        return parts.explore
+
+    def greedy(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
+        return self.policy.mode(self.model(inputs.observation)), ()
 
     @property
     def recurrent(self) -> bool:

@@ -15,7 +15,6 @@ from torch import nn
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct, Tree, leaves, map_tree, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
-from rlframe.exploration import ExploreState
 from rlframe.models.base import Model
 
 
@@ -23,7 +22,7 @@ from rlframe.models.base import Model
 class AgentState(Struct):
     """State of an environment between its rows, of an agent that has both parts."""
 
-    explore: ExploreState
+    explore: Tree  # the exploration's state; () without one
     memory: Tree  # the model's state; () without memory
 
 
@@ -51,6 +50,22 @@ class Agent(nn.Module, ABC):
     @abstractmethod
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         """State [B] of the environments with these global indices at their start; () without memory."""
+
+    def parts_of(self, state: Tree) -> AgentState:
+        """What of a state is the exploration's, and what the model's: here all of it."""
+        return AgentState((), state)
+
+    def joined(self, parts: AgentState) -> Tree:
+        """The state with these parts."""
+        return parts.memory
+
+    def greedy(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
+        """Canonical actions [B, ...], those of `step` with zero noise, and the model's next state; to be exported.
+
+        Raises:
+            ConfigError: this agent does not say.
+        """
+        raise ConfigError(f"{type(self).__name__} has no method greedy, which says how it acts when it is exported")
 
     model_config: Any = None  # a ModelConfig, to be recorded
 

@@ -81,9 +81,12 @@ class PolicyAgent(ModelAgent):
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return self.memory(len(env_ids))
 
-    def memory_of(self, state: Tree) -> Tree:
-        """The model's part of an agent state: what is learned from."""
-        return state
+    def greedy(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
+        n, device = inputs.first.shape[0], inputs.first.device
+        drawn = self.distribution.noise(np.random.default_rng(0), ())
+        zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x), device=device), drawn)
+        params, _, memory = self.model(inputs, memory)
+        return self.distribution.sample(params, zeros), memory
 
 
 class GsdePolicyAgent(PolicyAgent):
@@ -133,8 +136,12 @@ class GsdePolicyAgent(PolicyAgent):
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
-    def memory_of(self, state: Tree) -> Tree:
-        return state.memory
+    def parts_of(self, state: Tree) -> AgentState:
+        found: AgentState = state
+        return found
+
+    def joined(self, parts: AgentState) -> Tree:
+        return parts
 
 
 def make_policy_agent(

@@ -119,9 +119,16 @@ class QAgent(ModelAgent):
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
-    def memory_of(self, state: Tree) -> Tree:
-        """The model's part of an agent state: what is learned from."""
-        return state.memory
+    def parts_of(self, state: Tree) -> AgentState:
+        found: AgentState = state
+        return found
+
+    def joined(self, parts: AgentState) -> Tree:
+        return parts
+
+    def greedy(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
+        values, memory = self.model(inputs, memory, 0.0)
+        return self.best(self.kind.q(values), inputs), memory
 
 
 def make_q_agent(

@@ -80,7 +80,7 @@ class BC(Imitation):
     def _learn(self, batch: Transitions | Sequences) -> dict[str, Tensor]:
         """One gradient step on the mean over valid rows."""
         if isinstance(batch, Sequences):
-            params, _, _ = self.agent(batch.inputs[:-1], self.agent.memory_of(batch.state))
+            params, _, _ = self.agent(batch.inputs[:-1], self.agent.parts_of(batch.state).memory)
             valid = batch.valid
         else:
             params, _, _ = self.agent(batch.inputs, ())

@@ -81,7 +81,7 @@ class OnPolicy(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        state, final = (self.agent.memory_of(each) for each in (samples.state, samples.final_state))
+        state, final = (self.agent.parts_of(each).memory for each in (samples.state, samples.final_state))
         samples = replace(samples, state=state, final_state=final)
         self.samples = [samples.to(self.optimizer.device)]
 

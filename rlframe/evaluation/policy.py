@@ -10,11 +10,10 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
+from rlframe.agents import Agent
 from rlframe.agents.base import AgentState
-from rlframe.agents.policy import GsdePolicyAgent
+from rlframe.agents.team import uses_previous
 from rlframe.core import spaces as canonical
-from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION
 from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
@@ -110,9 +109,7 @@ class GreedyPolicy(nn.Module):
 
     def __init__(self, agent: Agent, observation_space: Space, action_space: Space) -> None:
         super().__init__()
-        if not isinstance(agent, PolicyAgent | QAgent | ActorAgent):
-            raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
-        self.agent: PolicyAgent | QAgent | ActorAgent = agent
+        self.agent = agent
         self.observation_space, self.action_space = observation_space, action_space
         for index, (_, box) in enumerate(canonical.action_parts(action_space)):
             if isinstance(box, spaces.Box):
@@ -120,8 +117,7 @@ class GreedyPolicy(nn.Module):
                 bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
                 for name, value in {**bounds, "least": box.low, "most": box.high}.items():
                     self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
-        sees_previous = isinstance(agent, PolicyAgent | QAgent) and agent.model.uses_previous
-        self.stateful = agent.recurrent or sees_previous
+        self.stateful = agent.recurrent or uses_previous(agent)
 
     def initial_state(self, n: int) -> Tree:
         """The state at the start of n episodes."""
@@ -129,12 +125,12 @@ class GreedyPolicy(nn.Module):
             return ()
         device = next(self.agent.parameters()).device
         action = map_tree(lambda x: torch.from_numpy(x).to(device), canonical.zeros(self.action_space, (n,)))
-        memory = () if isinstance(self.agent, ActorAgent) else self.agent.memory(n)
+        memory = self.agent.parts_of(self.agent.initial_state([0] * n)).memory
         return {"memory": memory, "action": action, "first": torch.ones(n, dtype=torch.bool, device=device)}
 
     def forward(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[Tree, Tree]:
         inputs, memory = self._inputs(observation, state, reward)
-        action, memory = self._act(inputs, memory)
+        action, memory = self.agent.greedy(inputs, memory)
         return self.decode(action), self._next_state(action, memory)
 
     def decode(self, action: Tree) -> Tree:
@@ -164,27 +160,16 @@ class GreedyPolicy(nn.Module):
 
     def exploration_state(self, n: int) -> Tree:
         """The state of the exploration at the start of n episodes, for `step`; its level is the first environment's."""
-        agent = self.agent
-        if isinstance(agent, QAgent | ActorAgent | GsdePolicyAgent):
-            return agent.exploration.initial_state([0] * n)
-        return ()
+        return self.agent.parts_of(self.agent.initial_state([0] * n)).explore
 
     def step(
         self, observation: Tree, state: Tree, reward: Tensor, noise: Tree, explore: Tree
     ) -> tuple[Tree, Tree, Tree]:
         """`Agent.step` with noise: the canonical action, the next state, and that of the exploration."""
         inputs, memory = self._inputs(observation, state, reward)
-        agent = self.agent
-        if isinstance(agent, QAgent | GsdePolicyAgent):
-            step = agent.step(inputs, AgentState(explore, memory), noise)
-            memory, explore = step.state.memory, step.state.explore
-        elif isinstance(agent, ActorAgent):
-            step = agent.step(inputs, explore, noise)
-            explore = step.state
-        else:
-            step = agent.step(inputs, memory, noise)
-            memory = step.state
-        return step.action, self._next_state(step.action, memory), explore
+        step = self.agent.step(inputs, self.agent.joined(AgentState(explore, memory)), noise)
+        after = self.agent.parts_of(step.state)
+        return step.action, self._next_state(step.action, after.memory), after.explore
 
     def _next_state(self, action: Tree, memory: Tree) -> Tree:
         if not self.stateful:
@@ -192,20 +177,6 @@ class GreedyPolicy(nn.Module):
         one = leaves(action)[0]
         first = torch.zeros(one.shape[0], dtype=torch.bool, device=one.device)
         return {"memory": memory, "action": action, "first": first}
-
-    def _act(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
-        """Canonical actions, equal to those of `Agent.step` with zero noise, and the memory."""
-        agent = self.agent
-        if isinstance(agent, QAgent):
-            values, memory = agent.model(inputs, memory, 0.0)
-            return agent.best(agent.kind.q(values), inputs), memory
-        if isinstance(agent, ActorAgent):
-            return agent.policy.mode(agent.model(inputs.observation)), ()
-        n = inputs.first.shape[0]
-        zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x)), agent.distribution.noise(np.random.default_rng(0), ()))
-        zeros = map_tree(lambda x: x.to(inputs.first.device), zeros)
-        params, _, memory = agent.model(inputs, memory)
-        return agent.distribution.sample(params, zeros), memory
 
 
 def _complete(observation: Tree, space: Space, like: Tensor) -> Tree:
