@@ -20,6 +20,7 @@ from rlframe.algos.compiled import CompileChoice
 from rlframe.algos.stacked import REMEDY, UpdateStack
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 from rlframe.core.parts import ROOTS, part_name
+from rlframe.envs.pettingzoo import find_multi_agent
 from rlframe.experiment import hardware
 from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import Placing
@@ -73,6 +74,8 @@ def check_stackable(c: Experiment) -> None:
         _refuse(f"reward.bonus={to_flat(c)['reward.bonus']}")
     if c.on_ray():
         _refuse("what is on Ray")
+    if c.agents.given() or find_multi_agent(c.env):
+        _refuse("environments of several agents")
     if set(c.loggers) - set(DEFAULT_LOGGERS):
         _refuse(f"loggers=[{','.join(c.loggers)}]")
 
