@@ -194,7 +194,7 @@ class Runner(ABC):
 
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
-        request = idle = 0
+        request, idle, before = 0, 0, self.now
         current_run().record_config(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
@@ -205,9 +205,8 @@ class Runner(ABC):
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
                         self.adapt_threads()
-                        before = self.now
                         self.iterate()
-                        idle = 0 if self.now > before else idle + 1
+                        idle, before = 0 if (now := self.now) > before else idle + 1, now
                         if idle >= _MOST_IDLE:
                             raise Idle(idle, self.clock.value, type(self), type(self.sampler))
                         continue
