@@ -39,7 +39,7 @@ class Team(Agent):
         if missing := [name for name in observation_space.agents if name not in policies]:
             raise ConfigError(f"policy {missing[0]} has no agent; there are agents for {', '.join(policies) or 'none'}")
         for name, agents in observation_space.agents.items():
-            if not name.isidentifier() or hasattr(nn.ModuleDict, name) or name in vars(nn.ModuleDict()):
+            if not name or "." in name or hasattr(nn.ModuleDict, name) or name in vars(nn.ModuleDict()):
                 raise ConfigError(f"policy {name:.60} of agent {agents[0]}: torch cannot name a module so; rename it")
         self.policies = nn.ModuleDict({name: policies[name] for name in observation_space.agents})
         self.sizes = {name: len(agents) for name, agents in observation_space.agents.items()}

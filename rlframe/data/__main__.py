@@ -193,12 +193,13 @@ def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
 
 
 def _number(words: KeyValues, key: str, default: float) -> float:
-    text = words.text(key)
+    given = key in words.remaining
+    text = words.text(key, str(default))
     try:
-        value = float(text) if text else default
+        value = float(text)
     except ValueError:
         value = math.nan
-    if text and math.isnan(value):
+    if given and math.isnan(value):
         raise ConfigError(f"{key}={text:.60} must be a number")
     return value
 

@@ -52,7 +52,7 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     for name, run, policy in zip(names, runs, policies, strict=True):
         episodes = load_episodes(dataset, run.observation_space, run.action_space)
         own = run.experiment.sampler_config().discount
-        with one_thread():  # two took eight times the CPU time
+        with one_thread():  # two threads took eight times the CPU time
             report = estimate(policy, episodes, own if discount != discount else discount, methods, seed)
         print(printable(f"{run.experiment.title()}: {run.snapshot}, trained for {run.env_steps:,} env_steps"))
         print(report.table())

@@ -154,19 +154,17 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         observations, infos = self.env.reset(seed=int(self.np_random.integers(2**31)), options=options)
         self._assign()
-        self.episode += 1
-        self._elapsed = 0
+        self.episode, self._elapsed = self.episode + 1, 0
         for policy, came in self._came.items():
             came.fill(False)
             self._returns[policy].fill(0.0)
         self._all_go_on = False
+        self._got.clear()
         for leaf in leaves(self._rows):
             leaf.fill(0)  # also what agents that have not come observed in earlier episodes
         if not self.env.agents:
             raise InvalidValue("an episode started without agents; let `agents` name who plays after a reset")
         now = [self.env.read("agent_selection")] if self.turns else self.env.agents
-        for _, policy, k in (self._placed(agent) for agent in self.env.agents):
-            self._came[policy][k] = True
         self._extra.update(observations)
         for agent in now:
             self._start(agent, observations, infos)
@@ -253,8 +251,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         for agent in acted:
             over, late = bool(terminated.get(agent, False)), bool(truncated.get(agent, False)) or out_of_time
             if (agent in left) == (over or late) and not out_of_time:
-                stays = "has ended and stays in `agents`; remove it there"
-                what = stays if over or late else "left without being terminated or truncated"
+                what = "ended and stays in `agents`" if over or late else "left without being terminated or truncated"
                 raise InvalidValue(f"agent {agent} (policy {self._place[agent][1]}) {what}")
             total += self._finish(agent, rewards.get(agent, 0.0), over, late)
             self._observe(agent, observations, infos, not over and not late)
@@ -325,22 +322,25 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         turn = self.env.read("agent_selection") if self.env.agents else ""
         self._extra.update(observations)
         for agent in agents:
-            rows, policy, k = self._place[agent]
+            rows, policy, k = self._placed(agent)
             over, late = bool(terminated[agent]), bool(truncated[agent]) or out_of_time
             if agent in self._got:
                 self._got[agent] += float(rewards.get(agent, 0.0))
             else:  # it has no turn yet, so that it learns nothing from this
+                self._came[policy][k] = True
                 self._returns[policy][k] += float(rewards.get(agent, 0.0))
             if rows[WAITS][k] and (agent == turn or over or late):
                 rows[WAITS][k] = False
-                self._finish(agent, self._got[agent], over, late)
-                self._got[agent], self._is_first[agent] = 0.0, False
+                self._finish(agent, self._got.pop(agent), over, late)
+                self._is_first[agent] = False
+                if not (over or late):  # who comes again starts anew
+                    self._got[agent] = 0.0
                 self._observe(agent, observations, infos, not over and not late)
                 cut |= late and not over
             elif rows[WAITS][k]:
                 rows[FIRST][k] = self._is_first[agent]
-            elif agent == turn and not out_of_time:
-                self._start(agent, observations, infos)
+        if turn and turn not in self._got and not out_of_time:
+            self._start(turn, observations, infos)
         return float(sum(rewards.values())), cut
 
     def _finish(self, agent: str, reward: Any, over: bool, late: bool) -> float:

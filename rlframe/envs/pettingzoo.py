@@ -191,11 +191,10 @@ class Extras:
             return observation
         found = dict(observation) if isinstance(observation, dict) else {OBSERVATION: observation}
         if agent in self._masks:
-            mask = infos.get(agent, {}).get(ACTION_MASK) if acts else self._masks[agent]
-            if mask is None:
-                raise InvalidValue(
-                    "its info has no action_mask, and those of the first reset had; give one in each step"
-                )
+            mask = infos.get(agent, {}).get(ACTION_MASK)
+            if mask is None and acts:
+                raise InvalidValue("its info has no action_mask, and one had at the first reset; give one in each step")
+            mask = self._masks[agent] if mask is None else mask
             found[ACTION_MASK] = np.asarray(mask, np.int8)
         if self._ids:
             found[AGENT_ID] = self._ids[agent]

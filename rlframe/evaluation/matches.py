@@ -40,8 +40,8 @@ class Player(Protocol):
     def check(self, observation_space: JointSpace, action_space: JointSpace) -> None:
         """Raise ConfigError unless it can play every agent; entries of the spaces are agents."""
 
-    def start(self, rng: np.random.Generator) -> None:
-        """A game starts, with this generator."""
+    def start(self, rng: np.random.Generator, episode: int) -> None:
+        """A game starts, with this generator; `episode` is for players whose policies change with it."""
 
     def act(self, agent: str, row: Row, observation_space: Space, action_space: Space) -> Tree:
         """The action of an agent [1, ...], in terms of its action space."""
@@ -67,7 +67,7 @@ class FunctionPlayer:
     def check(self, observation_space: JointSpace, action_space: JointSpace) -> None:
         """It is the function's to know what it can play."""
 
-    def start(self, rng: np.random.Generator) -> None:
+    def start(self, rng: np.random.Generator, episode: int) -> None:
         self._rng = rng
 
     def act(self, agent: str, row: Row, observation_space: Space, action_space: Space) -> Tree:
@@ -98,7 +98,7 @@ class PolicyPlayer:
         self.name, self._agents, self._explore = name, agent.agents(), explore
         self._spaces: tuple[Any, Any] = spaces
         self._map, self._function = policies, function_of(policies.function, "agents.map")
-        self._game = -1
+        self._episode = 0
         self._device = next(agent.parameters()).device
         self._rng = np.random.default_rng(0)
         self._state: dict[str, tuple[Tree, Tree]] = {}  # of each agent that acted: its memory and its last action
@@ -119,12 +119,14 @@ class PolicyPlayer:
                     f"agent {agent}: policy {policy} of {self.name:.200} is for {kind} {before}; here they are {now}"
                 )
 
-    def start(self, rng: np.random.Generator) -> None:
-        self._rng, self._state = rng, {}
-        self._game += 1
+    def start(self, rng: np.random.Generator, episode: int) -> None:
+        self._rng, self._state, self._episode = rng, {}, episode
 
     def _policy_of(self, agent: str) -> Agent:
-        return self._agents[self._function(agent, self._game) if self._function else self._map.of(agent)]
+        if self._function is None:
+            return self._agents[self._map.of(agent)]
+        with naming(f"agents.map={self._map.function} of {self.name:.200}, agent {agent}"):
+            return self._agents[self._function(agent, self._episode)]
 
     @torch.inference_mode()
     def act(self, agent: str, row: Row, observation_space: Space, action_space: Space) -> Tree:
@@ -220,7 +222,7 @@ class Table:
     def _play(self, players: Mapping[str, Player], both: Sequence[Player], seed: int, game: int) -> dict[str, float]:
         """Play a game; returns the return of each agent that came."""
         for k, player in enumerate(both):
-            player.start(generator(seed, Role.MATCH, game, k))
+            player.start(generator(seed, Role.MATCH, game, k), game // 2)
         rows, _ = self._env.reset(seed=seed_int(seed, Role.MATCH, game // 2))
         actions = {agent: zeros(space) for agent, space in self.action_space.spaces.items()}
         for _ in range(self._max_length):

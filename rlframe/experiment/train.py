@@ -183,10 +183,7 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
     for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
         _logger.info(note)
     _logger.info(f"run: {run.directory}")
-    chosen = {**hardware.choices_of(job.experiment, resolved), "compile": built.compilation.name}
-    if job.experiment.agents.map_function and len(built.runner.learners) > 1:
-        chosen["policies"] = list(built.runner.learners)
-    run.record_choices(chosen)
+    run.record_choices({**hardware.choices_of(job.experiment, resolved), "compile": built.compilation.name})
 
 
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:

@@ -12,10 +12,8 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.optimizer_step import OptimizerStep
-from rlframe.core.errors import ConfigError, SnapshotError, one_line
-from rlframe.core.files import read_json
-from rlframe.experiment.agents import named_policies
-from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot
+from rlframe.core.errors import ConfigError, one_line
+from rlframe.record.snapshot import load_snapshot, state_keys
 
 
 def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
@@ -46,17 +44,8 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
 
 
 def policies_at(path: Path) -> list[str]:
-    """The names of the policies of a run, by directory or snapshot: of one policy, which has no name in it, none.
-
-    None also if it is missing, or a snapshot alone.
-    """
-    try:
-        params = params_of(resolve_snapshot(path))
-    except (ConfigError, SnapshotError):
-        return []
-    recorded = read_json(params)
-    found = named_policies(recorded.get("config", {})) or recorded.get("chosen", {}).get("policies", [])
-    return found if len(found) > 1 else []
+    """The names of the policies in a snapshot, or in the newest one of a run; one alone has no name, and gives none."""
+    return sorted(key.removeprefix("agent/") for key in state_keys(path) if key.startswith("agent/"))
 
 
 def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class OwnOptimizer(Optimizer):
 
     def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         if not is_recording():
-            self._advance(rate)
+            self._step(rate)
             return
         which = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
         learned = [self.parameters[i] for i in which]
@@ -138,13 +138,13 @@ class OwnOptimizer(Optimizer):
             y.copy_(x)
         for parameter, gradient in zip(learned, gradients, strict=True):
             parameter.grad = gradient
-        self._advance(rate)
+        self._step(rate)
         for parameter in learned:
             parameter.grad = None
         for x, y in copies:
             x.copy_(y)
 
-    def _advance(self, rate: float | Tensor) -> None:
+    def _step(self, rate: float | Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with naming(f"algo.optimizer={self.name} failed in step"):

@@ -84,7 +84,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "replay/ratio": "rows sampled from replay per row received since learning started",
         "replay/rows": "valid rows in replay",
         "replay/restarts": "actors of replay=ray replaced since the start, whose rows were lost (actors)",
-        "replay/dropped_updates": "updates due by algo.replay_ratio, skipped so far because sampling was faster",
+        "replay/dropped_updates": "updates due by algo.replay_ratio, skipped as sampling was faster (updates)",
         "record/refused": "disk errors so far while writing snapshots or log rows; the rows were written later",
         "record/not_sent": "failed attempts to send rows to trackers since the start; the next attempt sends them",
         "record/not_copied": "failed attempts to copy the run by sync= since the start; the next attempt copies it",

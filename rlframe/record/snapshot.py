@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,16 @@ def _load(snapshot: Path, rank: int, key: str) -> tuple[Any, dict[str, Any]]:
         n_ranks = pluralize(len(ranks), "rank")
         raise SnapshotError(f"{snapshot} was written by {n_ranks}; it has no state of rank {rank}")
     return read_rank_state(snapshot, rank, ranks[rank], key), meta
+
+
+def state_keys(path: Path) -> list[str]:
+    """The keys of the state in a snapshot, or in the newest intact one of a run; none if there is no such."""
+    with suppress(SnapshotError):
+        for snapshot in _candidates(path):
+            with suppress(SnapshotError, KeyError, TypeError, IndexError):
+                entry: Any = read_manifest(snapshot)[1][0]
+                return [*entry["tree"]["dict"]]
+    return []
 
 
 def read_meta(path: Path) -> dict[str, Any]:

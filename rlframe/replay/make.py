@@ -6,6 +6,7 @@ import inspect
 import math
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -180,7 +181,8 @@ class OwnReplay(ReplayConfig):
             )
         cls = self.load()
         try:
-            inspect.signature(cls).bind(spec, **self.kwargs)
+            with suppress(ValueError):  # a builtin type does not say
+                inspect.signature(cls).bind(spec, **self.kwargs)
         except TypeError as error:
             hint = "it is called with a ReplaySpec, and its other arguments are algo.replay.kwargs.name=value"
             raise ConfigError(f"algo.replay={self.name}: {shortened(str(error))}; {hint}") from None

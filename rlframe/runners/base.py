@@ -29,7 +29,7 @@ from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
 from rlframe.runners.described import DescribedBatches
-from rlframe.runners.learner import Diverged, Idle, Learner, Learners, NothingLearned, skip_update
+from rlframe.runners.learner import Diverged, Learner, Learners, NothingLearned, Standstill, skip_update
 from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     TrainingLog,
@@ -49,7 +49,6 @@ from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
 _LEAST_S = 1e-9  # of a time limit; 0 means none
-_MOST_IDLE = 100_000  # iterations in a row without an env step, or without an update where those are counted
 _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason()
 
 _logger = logging.getLogger("rlframe")
@@ -97,6 +96,7 @@ class Runner(ABC):
         self.updates_left = False  # a stop came between the updates of the newest batch
         self.described = DescribedBatches()
         self.skips_updates = False  # an update was skipped since the start
+        self.empty_batch = False  # the newest one has no env step
         self.stop = StopRequest()
         self.prepare()
         apply_affinity(affinity)
@@ -163,7 +163,7 @@ class Runner(ABC):
             Interrupted: SIGINT, SIGTERM or SIGHUP stopped it; a snapshot was written if there was time.
             EnvError, CallbackError: an environment or a callback failed; a snapshot was written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
-            NothingLearned: it came to its end without one update.    Idle: its clock stands.
+            NothingLearned: it came to its end without one update.    Idle: it stands still.
             Exited: code of the user's called sys.exit.
         """
         last: dict[str, float] = {}
@@ -194,7 +194,7 @@ class Runner(ABC):
 
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
-        request, idle, before = 0, 0, self.now
+        request, standstill = 0, Standstill()
         current_run().record_config(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
@@ -206,9 +206,7 @@ class Runner(ABC):
                     if self.updates_left or not self.report_due():
                         self.adapt_threads()
                         self.iterate()
-                        idle, before = 0 if (now := self.now) > before else idle + 1, now
-                        if idle >= _MOST_IDLE:
-                            raise Idle(idle, self.clock.value, type(self), type(self.sampler))
+                        standstill.check(self)
                         continue
                     with suppress(EvaluationStopped):  # it is repeated when the run is resumed
                         yield self.report()
@@ -246,6 +244,7 @@ class Runner(ABC):
                 learner.algo.receive(samples)
             self.log.metrics.learner = ""
         self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
+        self.empty_batch = not any(samples.n_env_steps or not samples.valid.numel() for _, samples in batches)
         for learner, samples in batches:
             if samples.valid.numel():  # none where there are no environments
                 self.callbacks.call_of(learner.name, "on_batch", samples)

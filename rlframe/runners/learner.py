@@ -25,6 +25,7 @@ _logger = logging.getLogger("rlframe")
 
 _V = TypeVar("_V")
 _ONLY = "agent"  # the name of a learner that is given without one
+MOST_IDLE = 10_000
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,23 @@ class NothingLearned(ReadableError):
 
 
 class Idle(ReadableError):
-    """A training whose clock stands would never end."""
+    """A training that stands still would never end."""
 
-    def __init__(self, n: int, clock: str, runner: type, sampler: type) -> None:
-        super().__init__(
-            f"{clock} stood still for {n:,} iterations; look at iterate of {runner.__name__} and collect of "
-            f"{sampler.__name__}"
-        )
+
+class Standstill:
+    """Counts iterations of a runner in a row that had neither env steps nor updates, or a batch without an env step."""
+
+    def __init__(self) -> None:
+        self._n, self._before = 0, (-1, -1)
+
+    def check(self, runner: Any) -> None:
+        """Call it after each iteration; raises Idle once there are MOST_IDLE of them."""
+        now = runner.now, runner.updates
+        self._n = self._n + 1 if runner.empty_batch or now == self._before else 0
+        self._before, runner.empty_batch = now, False
+        if self._n >= MOST_IDLE:
+            where = f"iterate of {type(runner).__name__} and collect of {type(runner.sampler).__name__}"
+            raise Idle(f"{self._n:,} iterations in a row had no env step; look at {where}")
 
 
 class Learners(dict[str, Learner]):

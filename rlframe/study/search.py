@@ -114,7 +114,7 @@ def read_domain(name: str, text: str) -> Domain:
 
 
 def read_space(words: Mapping[str, str]) -> dict[str, Domain]:
-    """The distributions of all search.KEY= by key; raises ConfigError for a wrong one."""
+    """The domains of all search.KEY= by key; raises ConfigError for a wrong one."""
     names = [name for name in words if name.startswith(SEARCH)]
     space = {name.removeprefix(SEARCH): read_domain(name, words[name]) for name in names}
     for key in space:

@@ -131,6 +131,10 @@ def test_masks_in_infos_are_of_agents_that_act_by_discrete_actions() -> None:
         rows, *_ = env.step({"one": np.zeros(1, int), "other": np.zeros((1, 1), np.float32)})
         masks.append(rows["one"]["observation"]["action_mask"][0].tolist())
     assert masks == [[1, 0, 1, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
+    env = MultiAgentEnv(MaskedInfos(n=2, names=("a", "b")), policies, EnvOptions(), time_limit=1)
+    rows, _ = played(env, 1, {"one": np.zeros(1, int), "other": np.zeros((1, 1), np.float32)})
+    assert rows["one"]["truncated"].all()
+    assert rows["one"]["observation"]["action_mask"].tolist() == [[1, 0, 1, 0]], "what is bootstrapped from"
     assert "action_mask" not in env.observation_space["other"]["observation"].spaces
 
 
@@ -140,6 +144,57 @@ def test_what_is_lost_before_the_first_turn_is_in_the_return() -> None:
     assert info == {"episode/one/return": 1.0, "episode/two/return": -1.0}
     assert env.returns == {"left": 1.0, "right": -1.0}
     assert not rows["two"]["valid"].any(), "it did nothing to learn from"
+
+
+class Sometimes(OneMove):
+    """In every second episode the other player has the first turn."""
+
+    n = 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed, options)
+        self.n += 1
+        self.agent_selection = "left" if self.n % 2 else "right"
+
+
+def test_the_return_is_that_of_the_episode_whoever_had_turns_before() -> None:
+    policies = PolicyMap({"left": "one", "right": "two"}, policies=("one", "two"))
+    env = MultiAgentEnv(Sometimes(), policies, EnvOptions())
+    for _ in range(4):
+        _, info = played(env, 1, {"one": np.zeros(1, int), "two": np.zeros(1, int)})
+        assert info == {"episode/one/return": 1.0, "episode/two/return": -1.0}
+
+
+class Guest(OneMove):
+    """Right is there from the first step on, and has the next turn; four steps."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed, options)
+        self.t, self.agents = 0, ["left"]
+
+    def step(self, action: int | None) -> None:
+        if self.terminations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        self.t += 1
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 1.0)
+        self.terminations = dict.fromkeys(self.agents, self.t == 4)
+        self.agent_selection = self.possible_agents[self.t % 2]
+
+
+def test_who_comes_with_the_next_turn_starts_an_episode_of_its_own() -> None:
+    env = MultiAgentEnv(Guest(), PolicyMap(), EnvOptions())
+    env.reset(seed=0)
+    found = []
+    for _ in range(4):
+        rows, *_, info = env.step({"shared": np.zeros(2, int)})
+        found.append((rows["shared"]["first"].tolist(), rows["shared"]["valid"].tolist()))
+    assert found[0] == ([True, True], [False, False])
+    assert found[1] == ([False, True], [True, False])
+    assert found[2] == ([False, False], [False, True])
+    assert found[3] == ([False, False], [True, True])
+    assert info["episode/agent/return"] == 3.5
 
 
 @pytest.mark.parametrize("make", [OneMove, lambda: Three(n=1, names=("left", "right"), length=2)])
@@ -163,7 +218,7 @@ def test_a_league_reports_both_sides_also_where_one_never_comes(make: Any) -> No
         (lambda: Three(names=("a", "b", "a")), "possible_agents has a 2 times; give each agent its own name"),
         (lambda: Three(names=(4, 5, 6)), "possible_agents has 4, a int; agents' names must be str"),
         (lambda: Three(n=0), "an episode started without agents; let `agents` name who plays"),
-        (Zombie, r"agent b \(policy shared\) has ended and stays in `agents`; remove it there"),
+        (Zombie, r"agent b \(policy shared\) ended and stays in `agents`"),
     ],
 )
 def test_what_is_refused_is_said_with_the_remedy(env: Any, words: str) -> None:

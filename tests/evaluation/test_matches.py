@@ -69,8 +69,8 @@ def test_policies_of_a_function_alone_play_load_and_start_other_runs(tmp_path: P
     run = tmp_path / "one" / "run_0"
     trained = load_trained(run, trust=True)
     player = PolicyPlayer("it", trained.agent, (trained.observation_space, trained.action_space), trained.env.policies)
-    for left in ("red", "blue", "red"):
-        player.start(np.random.default_rng(0))
+    for episode, left in enumerate(("red", "blue", "red")):
+        player.start(np.random.default_rng(0), episode)
         assert player._policy_of("left") is player._agents[left]
     assert main([str(run), PAPER, "n_episodes=2", "trust=true"]) == 0
     assert load_policy(run, trust=True, name="blue").act(np.zeros(4, np.float32)).shape == ()

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlframe import launch
 from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
+from rlframe.runners.learner import Idle, Standstill
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
 
@@ -45,7 +47,7 @@ WRONG = {
     "runner=FILE:Nothing": "has no Nothing",
     "runner=rlframe.runners:RunnerConfig": "RunnerConfig needs runner_class, a subclass of Runner",
     "runner=minibatch": "'minibatch' is not in rlframe.runners (.*); did you mean minibatch_rl",
-    "runner=FILE:IdleConfig": "env_steps stood still for 9 iterations; look at iterate of Idle and collect of Serial",
+    "runner=FILE:IdleConfig": "9 iterations in a row had no env step; look at iterate of Idle and collect of Serial",
     "runner=FILE:UnfinishedConfig": "Unfinished, a subclass of Runner, needs iterate",
     "runner=FILE:CollectFirstConfig runner.n_batch=2": "unknown key runner.n_batch; did you mean runner.n_batches",
     "runner=FILE:CollectFirstConfig world_size=2": "world_size=2 needs runner=sync_rl",
@@ -72,13 +74,28 @@ class UnfinishedConfig(CollectFirstConfig):
 def test_what_cannot_be_a_runner_is_refused(
     given: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlframe.runners.base._MOST_IDLE", 9)
+    monkeypatch.setattr("rlframe.runners.learner.MOST_IDLE", 9)
     mine.write_text(mine.read_text() + MORE)
     case = RUN.replace("eval.n_episodes=1", "eval.n_episodes=2")
-    assert launch.main(words(f"{case} {given.replace('FILE', str(mine))}", tmp_path / "runs")) != 0
+    assert launch.main(words(f"{case} {given.replace('FILE', str(mine))}", tmp_path / "runs")) == 2 - ("Idle" in given)
     said = capsys.readouterr().err
     for part in WRONG[given].split("(.*)"):
         assert part in said
+
+
+def test_updates_that_are_owed_are_no_standstill_and_those_from_empty_batches_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlframe.runners.learner.MOST_IDLE", 3)
+    runner, standstill = SimpleNamespace(now=5, updates=0, empty_batch=False, sampler=None), Standstill()
+    for runner.updates in range(9):
+        standstill.check(runner)
+    for runner.updates in (9, 10):
+        runner.empty_batch = True
+        standstill.check(runner)
+    runner.updates, runner.empty_batch = 11, True
+    with pytest.raises(Idle, match="3 iterations in a row had no env step"):
+        standstill.check(runner)
 
 
 def test_the_list_of_runners_says_what_each_is() -> None:
