@@ -122,7 +122,7 @@ def test_a_batch_of_one_writes_the_same_flags_as_a_larger_batch(script: str, len
     alone = walk(PythonEnvs([scripted], [0], limit), 14)
     among = walk(PythonEnvs([scripted, scripted], [0, 1], limit), 14)
     check_rows(alone)
-    for name in ("first", "reward", "terminated", "truncated", "valid", "score", "ended"):
+    for name in ("first", "reward", "terminated", "truncated", "valid", "raw_reward", "ended"):
         one, all_ = getattr(alone, name), getattr(among, name)
         assert one.dtype == all_.dtype
         np.testing.assert_array_equal(one[:, 0], all_[:, 0], err_msg=name)
