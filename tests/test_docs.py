@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import evaluate, launch, plot
+from rlframe.core.parts import module_names
 from rlframe.envs import EnvConfig, atari, make_envs
 from rlframe.envs.make import fixed_backend
 from rlframe.experiment import defaults, tuning
@@ -202,6 +203,14 @@ def test_links_lead_to_files(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+@pytest.mark.parametrize("algo", module_names("rlframe.algos"))
+def test_the_page_of_an_algorithm_has_its_keys_metrics_and_references(algo: str) -> None:
+    page = (ROOT / f"docs/algorithms/{algo}.md").read_text(encoding="utf-8")
+    assert f"## Keys\n\n<!-- keys: {algo} -->" in page
+    assert "## Metrics\n\n<!-- metrics: " in page
+    assert "## References\n\n- " in page
 
 
 def test_the_test_files_of_the_fault_matrix_exist() -> None:

@@ -348,7 +348,7 @@ def find_attribute(name: str, key: str) -> Any:
     at = f"{key}={name}: " if key else ""
     form = "package.module:name or ./file.py:name"
     if not module_name:
-        raise ConfigError(f"{at.removesuffix(': ') or name} must be written {form}")
+        raise ConfigError(f"{f'{key}=' * bool(key)}{name} must be written {form}")
     try:
         is_file = module_name.endswith(".py")
         module = _load_file(Path(module_name)) if is_file else importlib.import_module(module_name)

@@ -50,7 +50,6 @@ NOT_OF_POLICY = (
     "record_transform",
     "algo.replay.transform",
 )
-_RENAMED = {"runner.target_score": "runner.target_return"}  # of recorded runs
 SHORT_KEYS = ("explore", "replay")  # the keys of these parts may be written without algo.
 
 
@@ -195,7 +194,6 @@ def recorded(config: Mapping[str, Any], given: Mapping[str, Any], source: str) -
     Raises:
         ConfigError: a name means nothing here; the message says which object to hand over.
     """
-    config = {_RENAMED.get(key, key): value for key, value in config.items()}
     found, known = dict(config), known_keys(Experiment, {**config, **given})
     for key, value in config.items():
         part = x if isinstance(x := known.get(key), Part) else None

@@ -56,7 +56,7 @@ def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def naming_policy(policy: str, agents: Sequence[str]) -> Iterator[None]:
-    """Say which policy and agent it is for what does not fit, such as weights."""
+    """Say which policy and agent an error is about."""
     try:
         yield
     except ConfigError as error:

@@ -224,9 +224,8 @@ def _filled_as(
         if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break
         buffer.append(replace(batch, reward=batch.reward * np.float32(scale)).torch())
-    if found.n_steps != dataset.n_steps:
-        has = "more" if found.n_steps > dataset.n_steps else f"{found.n_steps:,}"
-        raise ConfigError(f"the dataset {dataset.path} claims {dataset.n_steps:,} steps and has {has}")
+    if found.n_steps > dataset.n_steps:
+        raise ConfigError(f"the dataset {dataset.path} claims {dataset.n_steps:,} steps and has more")
     if kept.n_steps > dataset.n_steps:
         raise ConfigError(f"algo.replay.transform adds steps to the {dataset.n_steps:,} of {dataset.path}; it may not")
     if not kept.n_steps:
