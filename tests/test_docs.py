@@ -208,9 +208,8 @@ def test_links_lead_to_files(document: Path) -> None:
 @pytest.mark.parametrize("algo", module_names("rlframe.algos"))
 def test_the_page_of_an_algorithm_has_its_keys_metrics_and_references(algo: str) -> None:
     page = (ROOT / f"docs/algorithms/{algo}.md").read_text(encoding="utf-8")
-    assert f"## Keys\n\n<!-- keys: {algo} -->" in page
-    assert "## Metrics\n\n<!-- metrics: " in page
-    assert "## References\n\n- " in page
+    for heading, has in (("Keys", f"<!-- keys: {algo} -->"), ("Metrics", "<!-- metrics: "), ("References", "\n- ")):
+        assert has in page.partition(f"## {heading}\n")[2].partition("\n## ")[0], heading
 
 
 def test_the_test_files_of_the_fault_matrix_exist() -> None:
