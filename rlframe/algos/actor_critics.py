@@ -113,7 +113,7 @@ class OffPolicyActorCritic(OffPolicy):
     ) -> None:
         super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
         self.critic = critic.to(self.device)
-        self.scaled_returns = ScaledReturns(config.discount, config.return_limit)
+        self.scaled_returns = ScaledReturns(config.discount, config.return_limit, self.device)
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)

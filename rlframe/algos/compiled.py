@@ -233,9 +233,12 @@ def _import_compiler() -> None:
 
 
 def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with config.patch("cpp.vec_isa_ok", True):
         width = pick_vec_isa().bit_width()
@@ -253,7 +256,9 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
     repairs = nullcontext() if on_cpu else loops_in_order()
-    with torch.no_grad(), repairs:
+    # Without an environment of shapes torch 2.11 keeps nothing in its cache.
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(assume_static_by_default=True))
+    with torch.no_grad(), repairs, tracing(TracingContext(mode)):
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled
 

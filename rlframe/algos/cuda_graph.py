@@ -68,11 +68,14 @@ class Graphed:
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
         self._inputs: Tree = ()  # in fixed memory, as the results
+        self._places: list[Any] = []  # the leaves of the inputs
         self._results: Tree = ()
+        self._numbers = torch.zeros(0)  # [n] float32 of the results, which are read together
 
     def __call__(self, inputs: Tree) -> Any:
         """The result of `learn`, in new memory."""
-        made_for = [in_bf16(), *(_form(leaf) for leaf in leaves(inputs))]
+        given = leaves(inputs)
+        made_for = [in_bf16(), *map(_form, given)]
         if made_for != self._made_for:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
         if self._failed:
@@ -83,17 +86,18 @@ class Graphed:
             return self._graph.warm_up(lambda: self.learn(placed))
         if not self.captured and not self._capture(inputs):
             return self.learn(inputs)
-        return self._replay(inputs)
+        return self._replay(inputs, given)
 
     def _capture(self, inputs: Tree) -> bool:
         self._inputs = _placed(inputs)
+        self._places = leaves(self._inputs)
         for step in self._steps:
             step.is_captured = True
         try:
-            self._results = self._graph.capture(lambda: self.learn(self._inputs))
+            self._results, self._numbers = self._graph.capture(self._learn_in_place)
             self.captured = True
         except RuntimeError as error:
-            self._failed, self._inputs = True, ()
+            self._failed, self._inputs, self._places = True, (), []
             reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
             _log.warning(f"updates run without a CUDA graph, since they cannot be captured: {reason}")
         finally:
@@ -101,19 +105,42 @@ class Graphed:
                 step.is_captured = False
         return self.captured
 
-    def _replay(self, inputs: Tree) -> Tree:
+    def _learn_in_place(self) -> tuple[Tree, Tensor]:
+        """The result of `learn` on the inputs in their places, and its numbers once more, together."""
+        results = self.learn(self._inputs)
+        numbers = [leaf for leaf in leaves(results) if _is_number(leaf)]
+        return results, torch.stack(numbers) if numbers else torch.zeros(0)
+
+    def _replay(self, inputs: Tree, given: list[Any]) -> Tree:
         for step in self._steps:
             step.before_launch()
-        places, given = leaves(self._inputs), leaves(inputs)
-        pairs = [pair for pair in zip(places, given, strict=True) if isinstance(pair[1], Tensor)]
-        torch._foreach_copy_([place for place, _ in pairs], [leaf for _, leaf in pairs], non_blocking=True)
-        for place, leaf in zip(places, given, strict=True):
-            if isinstance(leaf, float):
-                place.fill_(leaf)
+        self._place(given)
         self._graph.replay()
         for step in self._steps:
             step.after_launch(inputs)
-        return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self._results)
+        numbers = iter(self._numbers.clone().unbind())
+
+        def own(leaf: Any) -> Any:
+            return next(numbers) if _is_number(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+        return map_tree(own, self._results)
+
+    def _place(self, given: list[Any]) -> None:
+        """Copy to where the graph reads it: all tensors of a dtype at once, which a single kernel does."""
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for place, leaf in zip(self._places, given, strict=True):
+            if isinstance(leaf, Tensor):
+                places, tensors = by_dtype.setdefault(leaf.dtype, ([], []))
+                places.append(place)
+                tensors.append(leaf)
+            elif isinstance(leaf, float):
+                place.fill_(leaf)
+        for places, tensors in by_dtype.values():
+            torch._foreach_copy_(places, tensors, non_blocking=True)
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.dtype is torch.float32
 
 
 def _form(leaf: Any) -> Any:

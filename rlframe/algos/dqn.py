@@ -45,7 +45,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.critics import ImplicitValue, Value
 from rlframe.critics.values import KINDS, of_actions
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
-from rlframe.kernels.device import to_device
+from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap

@@ -25,7 +25,7 @@ from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
-from rlframe.kernels.device import to_device
+from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
 from rlframe.ops.policy_gradient import mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer

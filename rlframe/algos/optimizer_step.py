@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,8 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
 from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
-from rlframe.kernels.device import copy_to_host, flushing_denormals, held, is_recording
+from rlframe.kernels.device import flushing_denormals, held, is_recording
+from rlframe.kernels.transfer import Fetched
 from rlframe.models.network import NO_UNITS, Units
 from rlframe.optimizers import Optimizer
 
@@ -33,7 +34,6 @@ def flushing_for(steps: Iterable[OptimizerStep]) -> AbstractContextManager[None]
 class _Pending:
     """A step whose outcome is still on its way from the GPU."""
 
-    numbers: Callable[[], Tensor]  # waits for loss and norm
     updates: int
     batch: Tree
 
@@ -79,6 +79,7 @@ class OptimizerStep:
         self._launched_rate = 0.0  # that is there now
         self._max_norm = torch.full((), self.max_grad_norm.values[0], device=device)  # the same
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
+        self._fetched = Fetched(self._numbers)
         self._pending: list[_Pending] = []  # at most one
         self._kept_rate = ""  # in place of the config's, as text; empty: that of the config
 
@@ -186,12 +187,13 @@ class OptimizerStep:
         if self._numbers.is_cpu:
             self._judge(self._numbers, self.progress.updates, batch)
         else:
-            self._pending = [_Pending(copy_to_host(self._numbers), self.progress.updates, batch)]
+            self._fetched.start()
+            self._pending = [_Pending(self.progress.updates, batch)]
 
     def check(self) -> None:
         """Look at the outcome of the newest step, if that is not known yet."""
         for step in self._pending:
-            self._judge(step.numbers(), step.updates, step.batch)
+            self._judge(self._fetched.wait(), step.updates, step.batch)
         self._pending = []
 
     def _judge(self, numbers: Tensor, updates: int, batch: Tree) -> None:

@@ -30,7 +30,7 @@ from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import ExpectedValue
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
-from rlframe.kernels.device import to_device
+from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.policy_gradient import explained_variance, masked_mean

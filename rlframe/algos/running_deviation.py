@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rlframe.core.ranks import current_ranks
-from rlframe.core.struct import as_numpy
+from rlframe.core.struct import as_numpy, fill
 from rlframe.core.types import Array, Samples
-from rlframe.kernels.device import to_device
-from rlframe.models.normalize import RunningNorm
 from rlframe.replay import Transitions
 
 _EPSILON = 1e-8  # of the variance
+_MOMENTS = ("count", "mean", "variance", "largest")  # in snapshots
+_START: tuple[Any, ...] = (1.0, 0.0, 0.0, 0.0)
 
 
 class RunningDeviation:
@@ -30,49 +30,83 @@ class RunningDeviation:
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
-        self.largest = torch.zeros((), dtype=torch.float64)  # |sum| so far
         self.sums: dict[int, Array] = {}  # [B] float64 of each stream, of its environments' newest rows
-        self.statistics = RunningNorm(())  # of all sums
-        self.statistics.variance.zero_()
-        self.statistics.count.fill_(1.0)
+        # Of all sums, on a device as tensors []; the largest is of |sum|.
+        self.count, self.mean, self.variance, self.largest = _START
 
     @property
     def value(self) -> Tensor:
         """Float64 []."""
-        return (self.statistics.variance + _EPSILON).sqrt()
+        variance = self.variance + _EPSILON
+        return (
+            variance.sqrt() if isinstance(variance, Tensor) else torch.tensor(math.sqrt(variance), dtype=torch.float64)
+        )
 
     def update(self, x: Tensor, samples: Samples, over_ends: bool) -> None:
         """Add the numbers [T, B] of a batch; with `over_ends`, sums go on from one episode to the next."""
-        found, valid = self._discounted(x, samples, over_ends), samples.valid.to(x.device)
-        self.statistics.to(x.device)
-        n, counted = valid.sum().clamp(min=1), found.where(valid, 0.0)
-        mean = counted.sum() / n
-        variance = (found - mean).where(valid, 0.0).square().sum() / n
-        self.largest = torch.cat([self.largest.to(x.device).view(1), counted.abs().flatten()]).amax()  # perhaps of none
-        for *moments, largest in current_ranks().stack(
-            torch.stack([valid.sum().double(), mean, variance, self.largest])
-        ):
-            self.statistics.merge(*moments)
-            self.largest = torch.maximum(self.largest, largest)
+        rows = x, samples.valid, samples.terminated, samples.truncated
+        moments = self._moments_on_host if x.is_cpu else self._moments_on_device
+        for of_rank in current_ranks().stack(moments(*rows, samples.stream, over_ends)):
+            self._merge(*(of_rank.tolist() if x.is_cpu else of_rank))
 
-    def _discounted(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
+    def _moments_on_host(
+        self, x: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, stream: int, over_ends: bool
+    ) -> Tensor:
+        """Of the batch: number of sums, mean, variance and largest |sum|; in NumPy, which takes a third of the time."""
+        numbers, acted, ends = (
+            as_numpy(x).astype(np.float64),
+            as_numpy(valid),
+            as_numpy(terminated) | as_numpy(truncated),
+        )
+        found = self._discounted(np, numbers, acted, ends, stream, over_ends)[acted]
+        if not (n := len(found)):
+            return torch.zeros(4, dtype=torch.float64)
+        with np.errstate(all="ignore"):  # of numbers that are not finite, which are left out
+            away = found - (mean := found.sum() / n)
+            return torch.from_numpy(np.array([n, mean, away @ away / n, np.abs(found).max()]))
+
+    def _moments_on_device(
+        self, x: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, stream: int, over_ends: bool
+    ) -> Tensor:
+        """The same without a look at any number."""
+        acted, ends = valid.to(x.device), (terminated | truncated).to(x.device)
+        found = self._discounted(torch, x.double(), acted, ends, stream, over_ends)
+        n, counted = acted.sum(), found.where(acted, 0.0)
+        mean = counted.sum() / n.clamp(min=1)
+        variance = (found - mean).where(acted, 0.0).square().sum() / n.clamp(min=1)
+        largest = torch.cat([0 * mean.view(1), counted.abs().flatten()]).amax()  # perhaps of none
+        return torch.stack([n.double(), mean, variance, largest])
+
+    def _discounted(self, xp: Any, numbers: Array, valid: Array, ends: Array, stream: int, over_ends: bool) -> Array:
         """The sums [T, B] float64 up to each row."""
-        tensors = x.double(), samples.valid.to(x.device), (samples.terminated | samples.truncated).to(x.device)
-        on_host = x.is_cpu  # where NumPy takes a third of the time
-        numbers, valid, ends = map(as_numpy, tensors) if on_host else tensors
-        xp: Any = np if on_host else torch
-        running = self.sums.get(samples.stream, 0 * numbers[0])
-        running, found = running if on_host else torch.as_tensor(running, device=x.device), xp.empty_like(numbers)
+        running, found = self.sums.get(stream, 0 * numbers[0]), xp.empty_like(numbers)
+        running = running if xp is np else torch.as_tensor(running, device=numbers.device)
         for t in range(len(numbers)):
             found[t] = running = xp.where(valid[t], self.discount * running + numbers[t], running)
             if not over_ends:
                 running = xp.where(ends[t], 0.0, running)
-        self.sums[samples.stream] = running
-        return torch.as_tensor(found)
+        self.sums[stream] = running
+        return found
+
+    def _merge(self, n: Any, mean: Any, variance: Any, largest: Any) -> None:
+        """Merge the moments of n sums (Chan, Golub & LeVeque 1979), unless one of them is not finite."""
+        total, delta = self.count + n, mean - self.mean
+        spread = self.variance * self.count + variance * n + delta * delta * self.count * n / total
+        merged = total, self.mean + delta * n / total, spread / total
+        if not isinstance(mean, Tensor):
+            if math.isfinite(mean + variance):
+                self.count, self.mean, self.variance = merged
+                self.largest = max(self.largest, largest)
+            return
+        finite, largest = (mean + variance).isfinite(), torch.maximum(largest, 0 * largest + self.largest)
+        kept = self.count, self.mean, self.variance, self.largest
+        self.count, self.mean, self.variance, self.largest = (
+            torch.where(finite, new, old) for new, old in zip((*merged, largest), kept, strict=True)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         sums = {stream: as_numpy(each).copy() for stream, each in self.sums.items()}
-        return {"sums": sums, "statistics": self.statistics.state_dict(), "largest": self.largest}
+        return {"sums": sums, "statistics": {name: float(vars(self)[name]) for name in _MOMENTS}}
 
     def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str] = ()) -> None:
         """Continue from a saved state; from 0 in environments that were restarted for a reason, if they are given."""
@@ -81,8 +115,7 @@ class RunningDeviation:
         if len(self.sums) == 1 and reasons:
             n = len(self.sums[next(iter(self.sums))]) // len(restarted)  # agents of an environment, side by side
             self.sums = {stream: np.where(restarted.repeat(n), 0.0, each) for stream, each in self.sums.items()}
-        self.statistics.load_state_dict(state["statistics"])
-        self.largest = state["largest"].clone()
+        vars(self).update({name: float(state["statistics"][name]) for name in _MOMENTS})
 
 
 class ScaledReturns:
@@ -92,21 +125,29 @@ class ScaledReturns:
     divided once it is summed (XQC and SimbaV2, arXiv 2509.25174 and 2502.15280; no mean is subtracted).
     """
 
-    def __init__(self, discount: float, limit: float = math.inf) -> None:
-        """`limit`: c, the largest scaled |G|; inf: any (XQC)."""
+    def __init__(self, discount: float, limit: float = math.inf, device: torch.device | str = "cpu") -> None:
+        """`limit`: c, the largest scaled |G|; inf: any (XQC).    device: of the returns."""
         self.deviation, self.limit = RunningDeviation(discount), limit
+        self._scale = torch.zeros((), device=device)  # in place, where graphs read it
+        self._follow()
 
     def receive(self, samples: Samples) -> None:
         """Learn from the rewards of a batch."""
         self.deviation.update(samples.reward, samples, over_ends=False)
+        self._follow()
+
+    def _follow(self) -> None:
+        scale, largest = self.deviation.value, self.deviation.largest
+        if self.limit < math.inf:
+            scale = torch.maximum(scale, torch.as_tensor(largest, dtype=torch.float64) / self.limit)
+        if scale.is_cpu:
+            fill(self._scale, scale.item())
+        else:
+            self._scale.copy_(scale)
 
     def __call__(self, batch: Transitions) -> Transitions:
         """The batch with scaled returns."""
-        scale = self.deviation.value
-        if self.limit < math.inf:
-            scale = torch.maximum(scale, self.deviation.largest / self.limit)
-        deviation = to_device(scale.to(batch.return_.dtype), batch.return_.device)
-        return replace(batch, return_=batch.return_ / deviation)
+        return replace(batch, return_=batch.return_ / self._scale)
 
     def state_dict(self) -> dict[str, Any]:
         return self.deviation.state_dict()
@@ -114,3 +155,4 @@ class ScaledReturns:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.deviation.load_state_dict(state)
+        self._follow()

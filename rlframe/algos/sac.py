@@ -257,7 +257,7 @@ class SAC(OffPolicyActorCritic):
     def update(self) -> UpdateMetrics:
         if not self.config.learn_temperature:  # that of the config, also in a run restored with another
             fill(self.temperature.log.detach(), math.log(self.schedules.of("temperature")(self.progress.scheduled)))
-        batch = self.scaled(self.replay.sample(self.config.batch_size))
+        batch = self.replay.sample(self.config.batch_size)
         self.critic.choose(self.generator)
         inputs, c = (batch, self.soft_value.noise(len(batch.return_))), self.config
         due, metrics = is_due(self.progress.updates, c.policy_interval), dict[str, Any]()
@@ -272,7 +272,8 @@ class SAC(OffPolicyActorCritic):
 
     def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
         """One step of the critics."""
-        (batch, (_, noise)), model = inputs, self.agent.model
+        (rows, (_, noise)), model = inputs, self.agent.model
+        batch = self.scaled(rows)
         observations = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
         with torch.no_grad():
             next_drawn = self.soft_value.draw_next(model, observations, noise)

@@ -66,7 +66,8 @@ class Schedules:
 
     def place(self, device: torch.device | str) -> None:
         """Hold the scheduled numbers in tensors on `device`, for code that is recorded there."""
-        self._places = {name: torch.zeros((), device=device) for name in self.curves}
+        read = [name for name in self.curves if not name.endswith("learning_rate")]  # those are read by OptimizerStep
+        self._places = {name: torch.zeros((), device=device) for name in read}
         vars(self.now).update(self._places)
         self.follow(self.progress.scheduled)
 

@@ -25,8 +25,8 @@ from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
-from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
+from rlframe.kernels.transfer import to_device
 from rlframe.models.network import Layers, through
 from rlframe.models.numpy_inference import affine, in_blocks, maps_of
 

@@ -1,4 +1,4 @@
-"""What kernels ask of a device: the precision of matrix products, denormals, and copies between host and GPU.
+"""What kernels ask of a device: the precision of matrix products, denormals, and what is recorded.
 
 Learning may multiply in bfloat16 where the hardware does that faster. Sums, parameters, losses, targets and optimizers
 stay float32, and so does acting: all samplers give the same bits. Used by models, algorithms, replay and the runners.
@@ -7,7 +7,7 @@ stay float32, and so does acting: all samplers give the same bits. Used by model
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -166,32 +166,3 @@ def is_recording() -> bool:
 def held(numbers: Tensor) -> Tensor:
     """The same numbers [n]; a compiler computes them once, where it would do so again for every element of a loop."""
     return numbers.unsqueeze(-1).cumsum(-1).squeeze(-1)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy `tensor` to `device` without waiting; returns it unchanged if it is there already.
-
-    The copy goes through pinned memory: a copy from other memory may wait for all work queued on the GPU. The caller
-    may overwrite `tensor` after this returns, unless it is pinned itself.
-    """
-    if tensor.device == device:
-        return tensor
-    if device.type != "cuda" or not tensor.is_cpu:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
-    """Start a copy to the host; the returned function waits until it is complete and returns it."""
-    if tensor.device.type != "cuda":
-        here = tensor.to("cpu", copy=True)
-        return lambda: here
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(tensor.device))
-
-    def wait() -> Tensor:
-        arrived.synchronize()
-        return pinned
-
-    return wait

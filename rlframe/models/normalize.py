@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlframe.core.ranks import current_ranks
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels.device import to_device
+from rlframe.kernels.transfer import to_device
 from rlframe.models.encoders import is_image
 
 EPSILON = 1e-8

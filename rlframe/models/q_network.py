@@ -19,8 +19,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
-from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
+from rlframe.kernels.transfer import to_device
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig

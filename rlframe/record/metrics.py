@@ -1,5 +1,6 @@
 """Metrics: the table of names, means over a log interval, and the time spent in each part of the training loop."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -181,7 +182,7 @@ class Metrics:
     learner = ""  # the name of the one of several learners whose metrics are added now, which stands in theirs
 
     def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}  # running sums, float64 scalars on their device
+        self._tensors: dict[tuple[str, ...], Tensor] = {}  # running sums [n] float64 of n names, on their device
         self._floats: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._reductions: dict[str, Reduction | None] = {}  # of the names so far; None: the mean
@@ -191,6 +192,7 @@ class Metrics:
         """Add one number or one-element tensor per metric (else ValueError), without synchronizing with a device."""
         if self.learner:
             values = {of_learner(name, self.learner): value for name, value in values.items()}
+        tensors: dict[torch.device, dict[str, Tensor]] = {}
         for name, value in values.items():
             if name not in self._reductions:
                 self._reductions[name] = reduction_of(name)
@@ -198,41 +200,47 @@ class Metrics:
                 number = _number(name, value)
                 self._reduced[name] = reduce(self._reduced[name], number) if name in self._reduced else number
             elif isinstance(value, Tensor) and not (value.is_cpu and value.numel() == 1):
-                self._add_tensor(name, value)
+                if value.numel() != 1:
+                    raise _not_one_number(name, value)
+                tensors.setdefault(value.device, {})[name] = value.reshape(())
                 self._counts[name] = self._counts.get(name, 0) + 1
             else:
                 self._floats[name] = self._floats.get(name, 0.0) + _number(name, value)
                 self._counts[name] = self._counts.get(name, 0) + 1
+        for device, found in tensors.items():
+            self._add_tensors(device, found)
 
-    def _add_tensor(self, name: str, value: Tensor) -> None:
-        if value.numel() != 1:
-            raise _not_one_number(name, value)
-        total = self._tensors.get(name)
+    @torch.no_grad()
+    def _add_tensors(self, device: torch.device, values: dict[str, Tensor]) -> None:
+        """Add numbers of one device, all at once."""
+        names = tuple(values)
+        total = self._tensors.get(names)
         if total is None:
-            total = self._tensors[name] = _zero_on(value.device)
-        elif total.device != value.device:  # loaded from a snapshot
-            total = self._tensors[name] = _zero_on(value.device).copy_(total)
-        total.add_(value.detach().reshape(()))
+            total = self._tensors[names] = _zeros_on(device, len(names))
+        elif total.device != device:  # loaded from a snapshot
+            total = self._tensors[names] = _zeros_on(device, len(names)).copy_(total)
+        total.add_(torch.stack([*values.values()]))
 
     def state_dict(self) -> dict[str, Any]:
-        tensors = {name: total.clone() for name, total in self._tensors.items()}
+        tensors = [(list(names), total.clone()) for names, total in self._tensors.items()]
         floats, counts, reduced = dict(self._floats), dict(self._counts), dict(self._reduced)
         return {"tensors": tensors, "floats": floats, "counts": counts, "reduced": reduced}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._tensors, self._floats = dict(state["tensors"]), dict(state["floats"])
+        self._tensors = {tuple(names): total for names, total in state["tensors"]}
+        self._floats = dict(state["floats"])
         self._counts, self._reduced = dict(state["counts"]), dict(state["reduced"])
 
     def flush(self) -> dict[str, float]:
         """The means since the last flush in order of first appearance, with one transfer per device."""
         sums = dict(self._floats)
-        by_device: dict[torch.device, list[str]] = {}
-        for name, total in self._tensors.items():
-            by_device.setdefault(total.device, []).append(name)
-        for names in by_device.values():
-            totals = torch.stack([self._tensors[name] for name in names]).tolist()
-            for name, total_float in zip(names, totals, strict=True):
-                sums[name] = sums.get(name, 0.0) + total_float
+        by_device: dict[torch.device, list[tuple[str, ...]]] = {}
+        for names, total in self._tensors.items():
+            by_device.setdefault(total.device, []).append(names)
+        for groups in by_device.values():
+            totals = torch.cat([self._tensors[names] for names in groups]).tolist()
+            for name, number in zip(itertools.chain(*groups), totals, strict=True):
+                sums[name] = sums.get(name, 0.0) + number
         means = {name: sums[name] / count for name, count in self._counts.items()}
         found = means | self._reduced
         self._tensors, self._floats, self._counts, self._reduced = {}, {}, {}, {}
@@ -253,10 +261,10 @@ def _not_one_number(name: str, value: Any) -> ValueError:
     return ValueError(f"metric {name!r} must be a single number, got {found}")
 
 
-def _zero_on(device: torch.device) -> Tensor:
+def _zeros_on(device: torch.device, n: int) -> Tensor:
     # Not an inference tensor, since sums continue outside of inference_mode. MPS has no float64.
     with torch.inference_mode(False):
-        return torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        return torch.zeros(n, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
 _MAX_NAME = 100  # characters; a long line of names makes progress.csv unreadable

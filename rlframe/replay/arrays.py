@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rlframe.core.memory import available_memory
-from rlframe.core.struct import as_numpy
+from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import Array
-from rlframe.kernels.device import to_device
+from rlframe.kernels.transfer import Gathered, to_device
 from rlframe.record.codec import ChunkedArray, ChunkHashes, iter_chunks
 
 
@@ -87,7 +87,7 @@ class RowArray(ABC):
 
     @abstractmethod
     def take(self, at: Array) -> Tensor:
-        """A copy [*slots, ...] of the slots `at`, an array of the memory's own, on the learner's device."""
+        """A copy [*slots, ...] of the slots `at`, an array of the memory's own, for a batch to be `delivered`."""
 
     @abstractmethod
     def _read(self, rows: slice) -> np.ndarray:
@@ -116,6 +116,7 @@ class StorageMemory(ABC):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._gathered = None if device.type == "cpu" else Gathered(device)
 
     @abstractmethod
     def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
@@ -134,8 +135,17 @@ class StorageMemory(ABC):
         return as_numpy(x)
 
     def take(self, array: Array, at: Array) -> Tensor:
-        """The values [*at] of a small array of its own at the slots `at`, on the learner's device."""
-        return self.send(array.reshape(-1).take(at))
+        """The values [*at] of a small array of its own at the slots `at`, for a batch to be `delivered`."""
+        return self.rows(array.reshape(-1), at)
+
+    def rows(self, array: np.ndarray, at: np.ndarray) -> Tensor:
+        """A copy [*at, ...] of the rows `at` of an array in main memory, for a batch to be `delivered`."""
+        gathered = self._gathered
+        return torch.from_numpy(array.take(at, axis=0)) if gathered is None else gathered.take(array, at)
+
+    def delivered(self, batch: Tree) -> Tree:
+        """The batch on the learner's device, in one asynchronous copy of all that was taken since the last one."""
+        return batch if self._gathered is None else self._gathered.delivered(batch)
 
     def send(self, array: np.ndarray) -> Tensor:
         """A new array as a tensor on the learner's device, copied asynchronously."""
@@ -160,7 +170,7 @@ class HostArray(RowArray):
             self._digests.invalidate(places)
 
     def take(self, at: Array) -> Tensor:
-        return self._memory.send(self._slots.take(at, axis=0))
+        return self._memory.rows(self._slots, at)
 
     def _read(self, rows: slice) -> np.ndarray:
         return np.ascontiguousarray(self._grid[rows])

@@ -157,7 +157,7 @@ class ReplayBuffer(Generic[Batch]):
 
     def _read_drawn(self, drawn: Drawn, weight: Tensor) -> Batch:
         if self._n == 1:
-            return self._readers[0].read(drawn[0][1], weight)
+            return self._read_rows(0, drawn[0][1], weight)
         weights = weight.split([len(numbers) for _, numbers in drawn])
         return self._joined([self._read(i, numbers, own) for (i, numbers), own in zip(drawn, weights, strict=True)])
 
@@ -167,7 +167,7 @@ class ReplayBuffer(Generic[Batch]):
             return [self.sample(n // n_parts, beta) for _ in range(n_parts)]
         ((_, numbers),), weight = self._draw(n, beta)
         parts = zip(numbers.reshape(n_parts, -1), weight.view(n_parts, -1), strict=True)
-        return [self._readers[0].read(*part) for part in parts]
+        return [self._read_rows(0, *part) for part in parts]
 
     def _draw(self, n: int, beta: float) -> tuple[Drawn, Tensor]:
         """Numbers, and their weights [n]."""
@@ -182,8 +182,12 @@ class ReplayBuffer(Generic[Batch]):
         return drawn, self._ones_of(n) if found is None else self._memory.send(found)
 
     def _read(self, i: int, numbers: Array, weight: Tensor) -> Batch:
-        batch: Any = self._readers[i].read(numbers, weight)
+        batch: Any = self._read_rows(i, numbers, weight)
         return replace(batch, index=batch.index * self._n + i) if self._n > 1 else batch
+
+    def _read_rows(self, i: int, numbers: Array, weight: Tensor) -> Batch:
+        batch: Batch = self._memory.delivered(self._readers[i].read(numbers, weight))
+        return batch
 
     def _joined(self, parts: list[Batch]) -> Batch:
         return parts[0] if len(parts) == 1 else self.join(parts)
@@ -218,7 +222,7 @@ class ReplayBuffer(Generic[Batch]):
 
     def layout(self, n: int) -> Batch:
         """A batch of n rows with the shapes and dtypes of a sample; its values mean nothing."""
-        return self._readers[0].read(np.zeros(n, np.int64), self._ones_of(n))
+        return self._read_rows(0, np.zeros(n, np.int64), self._ones_of(n))
 
     def newest(self) -> np.ndarray:
         """The index [n] of the rows that the last `append` made available.

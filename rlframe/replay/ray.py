@@ -21,7 +21,7 @@ from rlframe.core.errors import StateLost
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
-from rlframe.kernels.device import to_device
+from rlframe.kernels.transfer import to_device
 from rlframe.record.codec import ChunkedArray
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer

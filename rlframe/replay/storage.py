@@ -167,7 +167,7 @@ class Storage:
     def _make_null(self, lead: tuple[int, ...]) -> AgentInputs:
         if len(self._nulls) > 16:
             self._nulls.clear()
-        made = self._nulls[lead] = self._null.map(lambda x: x.expand(*lead, *x.shape[1:]))
+        made = self._nulls[lead] = self._null.map(lambda x: x.expand(*lead, *x.shape[1:]).contiguous())
         return made
 
     def state_dict(self) -> dict[str, Any]:

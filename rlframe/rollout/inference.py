@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
-from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.core.types import AgentInputs
+from rlframe.kernels.transfer import Packed
 from rlframe.models import numpy_inference
 from rlframe.models.numpy_inference import BLOCK
 from rlframe.rollout.buffer import NOBODY, AgentOutputs, BatchBuffer, EnvRows, empty_rows
@@ -69,48 +69,53 @@ class CudaInference:
     """
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree, noise: Tree) -> None:
-        """Copies all arguments: `inputs` in NumPy, `state` and `noise` on the agent's device, each [n, ...]."""
+        """Copies all arguments: `inputs` and `noise` in NumPy, `state` on the agent's device, each [n, ...]."""
         self.agent, self.device = agent, next(agent.parameters()).device
         self._on_gpu = self.device.type == "cuda"
-        self._host_inputs = inputs.map(lambda x: self._host(torch.from_numpy(x)))
-        self.inputs: AgentInputs = self._host_inputs.map(as_numpy)  # the caller writes the next rows here
-        self._inputs = self._host_inputs.map(lambda x: x.to(self.device, copy=True))
-        self._noise = map_tree(torch.clone, noise)
+        self._given = Packed((inputs, noise), self.device)
+        given: tuple[AgentInputs, Tree] = map_tree(as_numpy, self._given.host)
+        self.inputs, self._noise = given  # the caller writes the next rows to the first
+        write(given, (inputs, noise))
+        self._write_noise = writer(self._noise)
         self.state: Tree = map_tree(torch.clone, state)  # after the last step; overwritten by the next
-        self._graph: Any = None
-        self._step = self._captured() if self._on_gpu else self._eager()
-        self._output = map_tree(self._host, (self._step.action, self._step.info))
+        self._given.send()
+        self._found = Packed(self._act(), self.device)
+        self._output: tuple[Tree, Tree] = map_tree(as_numpy, self._found.host)
+        self._graph = self._captured() if self._on_gpu else None
         _copy(self.state, state)
 
-    def _host(self, like: Tensor) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._on_gpu)
-
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
-        """Act on the rows in `inputs`; returns NumPy (action, info), valid until the next call."""
-        _copy(self._inputs, self._host_inputs)
-        _copy(self._noise, noise)
+        """Act on the rows in `inputs` with this noise, in NumPy; returns (action, info), valid until the next call."""
+        self._write_noise(noise)
+        self._given.send()
         if self._graph is None:
-            self._step = self._eager()
+            self._step()
         else:
             self._graph.replay()
-        _copy(self._output, (self._step.action, self._step.info))
+        self._found.fetch()
         if self._on_gpu:
             torch.cuda.current_stream(self.device).synchronize()
-        return map_tree(as_numpy, self._output)
+        return self._output
 
     @torch.inference_mode()
-    def _eager(self) -> AgentStep:
-        """One step, which updates the state."""
-        step = self.agent.step(self._inputs, self.state, self._noise)
-        _copy(self.state, step.state)
-        return step
+    def _step(self) -> None:
+        _copy(self._found.there, self._act())
 
-    def _captured(self) -> AgentStep:
+    @torch.inference_mode()
+    def _act(self) -> tuple[Tree, Tree]:
+        """Action and info of one step, which updates the state."""
+        inputs, noise = self._given.there
+        step = self.agent.step(inputs, self.state, noise)
+        _copy(self.state, step.state)
+        return step.action, step.info
+
+    def _captured(self) -> Any:
+        """The step as a graph; None if it cannot be one."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.device(self.device), torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                step = self._eager()
+                self._step()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -118,13 +123,12 @@ class CudaInference:
             # collected meanwhile, of an agent that has ended, would end the capture.
             recording = torch.cuda.graph(graph, stream=stream)
             with gc_paused(), torch.cuda.device(self.device), torch.cuda.stream(stream), recording:
-                step = self._eager()
+                self._step()
         except RuntimeError as error:
             _log.warning(f"acting without a CUDA graph, because the agent's step cannot be captured: {error}")
             torch.cuda.synchronize(self.device)
-            return self._eager()
-        self._graph = graph
-        return step
+            return None
+        return graph
 
 
 def _copy(target: Tree, source: Tree) -> None:
@@ -159,7 +163,7 @@ class BatchInference:
         self._write_info = [writer(map_tree(lambda x, t=t: x[t], batch.outputs.info)) for t in range(T)]
         env_ids = [lo + min(row, self.n - 1) for row in range(self.n_rows)]
         block_inputs = inputs[0].map(lambda x: np.zeros((self.n_rows, *x.shape[1:]), x.dtype))
-        self._device = device = next(agent.parameters()).device
+        device = next(agent.parameters()).device
         self._step: CpuInference | CudaInference
         # For each step, if no padding is needed: a function that reads the inputs directly from the batch.
         self._direct: list[Callable[[Tree], tuple[Tree, Tree]]] = []
@@ -170,7 +174,7 @@ class BatchInference:
             self._noises = self._noise_rows(step.view)
         else:
             state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids))
-            self._noises = self._noise_rows(self._on_device)
+            self._noises = self._noise_rows(lambda arrays: arrays)
             self._step = CudaInference(agent, block_inputs, state, self._noises[0])
         self._write_inputs = writer(self._step.inputs[: self.n])
         self.has_state = bool(leaves(self._step.state))
@@ -178,9 +182,6 @@ class BatchInference:
     def _noise_rows(self, view: Callable[[Tree], Tree]) -> list[Tree]:
         noise = view(self.noise.arrays)
         return [map_tree(lambda x, t=t: x[t], noise) for t in range(self.noise.T)]
-
-    def _on_device(self, tree: Tree) -> Tree:
-        return map_tree(lambda x: torch.from_numpy(x).to(self._device), tree)
 
     def load_state(self) -> None:
         """Start from the final state in the batch, which was loaded from a snapshot. Call it before the first step."""
@@ -191,8 +192,6 @@ class BatchInference:
         """Draw the noise of the next batch."""
         if self.explore:
             self.noise.draw()
-            if self._device.type != "cpu":
-                self._noises = self._noise_rows(self._on_device)
 
     def save_initial_state(self) -> None:
         """Write the state before row 0 into the batch."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from rlframe.core.struct import fill
-from rlframe.kernels.device import copy_to_host, to_device
+from rlframe.core.struct import fill, leaves
+from rlframe.kernels.transfer import Fetched, Gathered, Packed, to_device
 
 CPU = torch.device("cpu")
 
@@ -18,9 +21,54 @@ def test_what_is_there_already_is_not_copied() -> None:
 
 def test_what_was_fetched_stays_while_its_place_is_written_anew() -> None:
     place = torch.tensor([1.0, 2.0])
-    wait = copy_to_host(place)
+    fetched = Fetched(place)
+    fetched.start()
     place.fill_(0.0)
-    assert wait().tolist() == [1.0, 2.0]
+    assert fetched.wait().tolist() == [1.0, 2.0]
+
+
+def check_gathered(device: torch.device) -> None:
+    """Rows of arrays that are taken again and again, more of them each time, and overwritten after each delivery."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 200, (50, *shape)).astype(t) for shape, t in (((3,), "f4"), ((), "?"), ((2, 5), "u1"))]
+    gathered, kept = Gathered(device), torch.ones(2, device=device)
+    found: list[Any] = []
+    for n in (4, 4, 40_000, 7, 40_000):
+        at = rng.integers(0, 50, (n, 2))
+        taken = [gathered.take(array, at) for array in arrays]
+        batch = gathered.delivered({"all": tuple(taken), "part": taken[2][1:, :, :, :-2], "kept": kept})
+        assert {x.device.type for x in leaves(batch)} == {device.type}
+        assert batch["kept"] is kept
+        found.append((batch, [array[at] for array in arrays]))
+        for array in arrays:
+            array[...] = array[::-1].copy()
+    for batch, expected in found:
+        assert all(np.array_equal(x.cpu().numpy(), y) for x, y in zip(batch["all"], expected, strict=True))
+        assert np.array_equal(batch["part"].cpu().numpy(), expected[2][1:, :, :, :-2])
+
+
+def check_packed(device: torch.device) -> None:
+    packed = Packed({"a": np.zeros((3, 2), np.float32), "b": (torch.zeros(5, dtype=torch.bool), np.zeros(()))}, device)
+    packed.host["a"].fill_(2.0)
+    packed.host["b"][0].fill_(False)
+    packed.host["b"][0][3] = True
+    packed.host["b"][1].fill_(0.1)
+    packed.send()
+    packed.there["a"] += 1
+    packed.fetch()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert packed.host["a"].tolist() == [[3.0, 3.0]] * 3
+    assert packed.host["b"][0].tolist() == [False, False, False, True, False]
+    assert packed.host["b"][1].item() == 0.1
+
+
+def test_what_is_gathered_is_delivered_in_one_copy_views_of_it_too() -> None:
+    check_gathered(CPU)
+
+
+def test_a_tree_in_one_piece_of_memory_goes_there_and_back() -> None:
+    check_packed(CPU)
 
 
 @pytest.mark.gpu
@@ -32,12 +80,19 @@ def test_copies_to_a_gpu_and_back_are_complete_when_they_are_read() -> None:
         there.append(to_device(row, device))
         row.fill_(-1.0)  # ordinary memory may be written again at once
     assert all(bool((x == i).all()) for i, x in enumerate(there))
-    waits = []
+    fetched = Fetched(there[0])
     for i in range(200):
         there[0].fill_(i)
-        waits.append(copy_to_host(there[0]))
-    assert all(bool((wait() == i).all()) for i, wait in enumerate(waits))
+        fetched.start()
+        there[0].fill_(-1.0)
+        assert bool((fetched.wait() == i).all())
     assert to_device(there[0], device) is there[0] or to_device(there[0], device).data_ptr() == there[0].data_ptr()
+
+
+@pytest.mark.gpu
+def test_what_is_gathered_or_packed_on_a_gpu_is_what_it_is_on_a_cpu() -> None:
+    check_gathered(torch.device("cuda"))
+    check_packed(torch.device("cuda"))
 
 
 @pytest.mark.gpu

@@ -160,7 +160,7 @@ def normalized(B: int, n_batches: int = 5) -> dict[str, Any]:
             found = rewards(sampler.collect()).reward.clone()
     return {
         "reward": found,
-        "statistics": {name: float(x) for name, x in rewards.deviation.statistics.state_dict().items()},
+        "statistics": {name: float(x) for name, x in rewards.deviation.state_dict()["statistics"].items()},
     }
 
 
@@ -177,7 +177,7 @@ def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
             algo.update()
         check_equal(learned(Learner(agent, algo)), current_ranks())
     own = algo.state_dict()["bonus"]
-    return {**own["networks"], **own["deviation"]["statistics"]}
+    return own["networks"] | {name: torch.tensor(x) for name, x in own["deviation"]["statistics"].items()}
 
 
 def stopped(n_steps: int = 10_000) -> dict[str, Any]:
