@@ -166,7 +166,9 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
         steps: which it makes; none if it only moves statistics.
     """
     learn = Compiled(learn, schedules, steps, looks)
-    return learn if looks or schedules.device.type != "cuda" else graphed(learn, schedules.device, steps)
+    return (
+        learn if looks or schedules.device.type != "cuda" else graphed(learn, schedules.device, steps, schedules.places)
+    )
 
 
 def looks_of(model: nn.Module) -> str:

@@ -22,16 +22,19 @@ _WARM_UPS = 3  # calls before capture: libraries choose kernels, gradients get m
 _log = logging.getLogger("rlframe")
 
 
-def graphed(learn: Learn, device: torch.device, steps: Sequence[OptimizerStep]) -> Learn:
+def graphed(
+    learn: Learn, device: torch.device, steps: Sequence[OptimizerStep], places: list[Places] | None = None
+) -> Learn:
     """`learn` as a CUDA graph; on a CPU, with several ranks or a step that waits, `learn` itself.
 
     Args:
         learn: makes one step of each of `steps` from its argument, on `device`. Its Python code runs only a few times,
             so it must not count, draw or read values; pass changing numbers as floats of the argument, and change other
             tensors that it reads in place.
+        places: of all functions of an algorithm: those that are given the same object in turn copy it once.
     """
     waits = any(step.waits or step.progress.ranks.world_size > 1 for step in steps)
-    return learn if waits or device.type != "cuda" else Graphed(learn, steps, CudaGraph(device))
+    return learn if waits or device.type != "cuda" else Graphed(learn, steps, CudaGraph(device), places)
 
 
 class Graph(ABC):
@@ -61,16 +64,18 @@ class Graphed:
     captured keeps running directly.
     """
 
-    def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:
+    def __init__(
+        self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph, places: list[Places] | None = None
+    ) -> None:
+        """`places`: see graphed."""
         self.captured = False  # calls are replayed
         self.learn, self._steps, self._graph = learn, list(steps), graph
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
-        self._inputs: Tree = ()  # in fixed memory, as the results
-        self._places: list[Any] = []  # the leaves of the inputs
+        self._shared, self._places = [] if places is None else places, Places(())
         self._results: Tree = ()
-        self._numbers = torch.zeros(0)  # [n] float32 of the results, which are read together
+        self._numbers: Tensor | None = None  # [n] float32 of the results, which are read together
 
     def __call__(self, inputs: Tree) -> Any:
         """The result of `learn`, in new memory."""
@@ -89,15 +94,14 @@ class Graphed:
         return self._replay(inputs, given)
 
     def _capture(self, inputs: Tree) -> bool:
-        self._inputs = _placed(inputs)
-        self._places = leaves(self._inputs)
+        self._places = self._place_of(inputs)
         for step in self._steps:
             step.is_captured = True
         try:
             self._results, self._numbers = self._graph.capture(self._learn_in_place)
             self.captured = True
         except RuntimeError as error:
-            self._failed, self._inputs, self._places = True, (), []
+            self._failed, self._places = True, Places(())
             reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
             _log.warning(f"updates run without a CUDA graph, since they cannot be captured: {reason}")
         finally:
@@ -105,30 +109,48 @@ class Graphed:
                 step.is_captured = False
         return self.captured
 
-    def _learn_in_place(self) -> tuple[Tree, Tensor]:
-        """The result of `learn` on the inputs in their places, and its numbers once more, together."""
-        results = self.learn(self._inputs)
+    def _learn_in_place(self) -> tuple[Tree, Tensor | None]:
+        """The result of `learn` on the inputs in their places, and its numbers once more, together, if it has any."""
+        results = self.learn(self._places.tree)
         numbers = [leaf for leaf in leaves(results) if _is_number(leaf)]
-        return results, torch.stack(numbers) if numbers else torch.zeros(0)
+        return results, torch.stack(numbers) if numbers else None
 
     def _replay(self, inputs: Tree, given: list[Any]) -> Tree:
         for step in self._steps:
             step.before_launch()
-        self._place(given)
+        self._places.put(inputs, given)
         self._graph.replay()
         for step in self._steps:
             step.after_launch(inputs)
-        numbers = iter(self._numbers.clone().unbind())
+        numbers = iter(() if self._numbers is None else self._numbers.clone().unbind())
 
         def own(leaf: Any) -> Any:
             return next(numbers) if _is_number(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf
 
         return map_tree(own, self._results)
 
-    def _place(self, given: list[Any]) -> None:
-        """Copy to where the graph reads it: all tensors of a dtype at once, which a single kernel does."""
+    def _place_of(self, inputs: Tree) -> Places:
+        """Those that hold these inputs already, or new ones."""
+        found = next((places for places in self._shared if places.newest is inputs), None)
+        if found is None:
+            self._shared.append(found := Places(_placed(inputs)))
+        return found
+
+
+class Places:
+    """Fixed memory where graphs read their inputs."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree, self.leaves = tree, leaves(tree)
+        self.newest: Tree = None  # the inputs that were copied here last
+
+    def put(self, inputs: Tree, given: list[Any]) -> None:
+        """Copy inputs, whose leaves are `given`, unless they are there: all tensors of a dtype in a single kernel."""
+        if inputs is self.newest:
+            return
+        self.newest = inputs
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for place, leaf in zip(self._places, given, strict=True):
+        for place, leaf in zip(self.leaves, given, strict=True):
             if isinstance(leaf, Tensor):
                 places, tensors = by_dtype.setdefault(leaf.dtype, ([], []))
                 places.append(place)

@@ -272,8 +272,7 @@ class SAC(OffPolicyActorCritic):
 
     def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
         """One step of the critics."""
-        (rows, (_, noise)), model = inputs, self.agent.model
-        batch = self.scaled(rows)
+        batch, noise, model = self.scaled(inputs[0]), inputs[1][1], self.agent.model
         observations = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
         with torch.no_grad():
             next_drawn = self.soft_value.draw_next(model, observations, noise)

@@ -115,6 +115,8 @@ class Candidates:
         if self._memory.on_device:
             return self._draw_on_device(rng, n)
         drawn = self._draw_window(rng, n)
+        if self.n == self.hi - self.lo:  # all are
+            return drawn
         wrong = np.flatnonzero(~self.eligible.take(drawn % self.n_slots))
         while len(wrong):
             drawn[wrong] = again = self._draw_window(rng, len(wrong))

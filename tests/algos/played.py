@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlframe.algos.cuda_graph import Graph, Graphed
+from rlframe.algos.cuda_graph import Graph, Graphed, Places
 from rlframe.core.struct import Tree
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
@@ -113,9 +113,10 @@ def play(algo: Any) -> None:
     """Let its updates be graphs, as they are on a GPU, and schedules be read from tensors."""
     launch(algo)
     algo.schedules.place("cpu")
+    places = list[Places]()
     for name in functions_of(algo):
         learn = getattr(algo, name)
-        setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph()))
+        setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph(), places))
 
 
 def graphs_of(algo: Any) -> list[Any]:

@@ -95,3 +95,17 @@ def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) ->
     with compiling(CompileChoice(True)):
         found = [learn((torch.ones(2), factor)).tolist() for factor in (2.0, 3.0, 2.0)]
     assert (found, len(recorded)) == ([[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]], 2)
+
+
+def test_functions_that_are_given_the_same_object_in_turn_copy_it_once() -> None:
+    places: list[Any] = []
+    one, other = Adds(), Adds()
+    graphs = [Graphed(adds, [], PlayedGraph(), places) for adds in (one, other)]
+    plain = [Adds(), Adds()]
+    for i in range(12):
+        inputs, more = (torch.full((2,), float(i)), float(i)), (torch.full((2,), -1.0 * i), 2.0)
+        given = [inputs, more if i in (8, 10) else inputs]
+        found = [graph(each)[0].tolist() for graph, each in zip(graphs, given, strict=True)]
+        assert found == [adds(each)[0].tolist() for adds, each in zip(plain, given, strict=True)]
+    assert all(graph.captured for graph in graphs)
+    assert len(places) == 1
