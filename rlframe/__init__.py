@@ -5,13 +5,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rlframe.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from rlframe.experiment.job import Job
     from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import TrainResult
     from rlframe.study.overview import StudyOverview
-
-__version__ = "0.1.0"
 
 
 def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "TrainResult":

@@ -104,7 +104,6 @@ def imported_parts(path: Path) -> dict[str, int]:
         for name in names:
             if name.startswith("rlframe."):
                 found[name.split(".")[1]] = node.lineno
-    found.pop("__version__", None)
     return found
 
 
@@ -146,9 +145,10 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Modules of rlframe that a file imports when it is loaded: not inside functions nor for types alone."""
+    """Modules of rlframe that a file imports, for types alone too, but not inside functions."""
     found: set[str] = set()
-    for node in tree_of(path).body:
+    body = tree_of(path).body
+    for node in [*body, *(inner for node in body if isinstance(node, ast.If) for inner in node.body)]:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names} & modules
             found |= names or {node.module}

@@ -26,9 +26,9 @@ from typing import Any
 
 import psutil
 
-from rlframe import __version__
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json, read_regular_file, write_file
+from rlframe.core.version import __version__
 
 LOCK_FILE, PARAMS, RESULT = "lock.json", "params.json", "result.json"
 FILMS = "videos"  # folder of the films of evaluations

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rlframe.runners.async_rl import AsyncRl, AsyncRlConfig
 from rlframe.runners.base import Runner
-from rlframe.runners.callbacks import Callback
+from rlframe.runners.callbacks import Callback, Training
 from rlframe.runners.config import Clock, RunnerConfig
 from rlframe.runners.evolution import EvolutionRl, EvolutionRlConfig
 from rlframe.runners.learner import Learner
@@ -39,4 +39,5 @@ __all__ = [
     "RunnerConfig",
     "SyncRl",
     "SyncRlConfig",
+    "Training",
 ]

@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
 from rlframe.core.objects import made_by
 from rlframe.core.parts import find_attribute
 from rlframe.core.types import Samples, Trajectory
+from rlframe.record import metrics
 from rlframe.record.metrics import check_own_name
-
-if TYPE_CHECKING:
-    from rlframe.runners.base import Runner
+from rlframe.runners.learner import Learners
+from rlframe.samplers import Source
 
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
 
@@ -30,16 +32,45 @@ class CallbackError(PartError):
     """A callback raised an exception; the message names the callback and the hook."""
 
 
+class Training(Protocol):
+    """A runner as callbacks see it."""
+
+    sampler: Source
+    learners: Learners
+    callbacks: Callbacks
+    n_steps: int
+
+    @property
+    def agent(self) -> Agent:
+        """That of the only learner."""
+
+    @property
+    def algo(self) -> Algorithm:
+        """That of the only learner."""
+
+    @property
+    def env_steps(self) -> int:
+        """Valid rows trained on, over all ranks."""
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps."""
+
+    @property
+    def now(self) -> int:
+        """The runner's clock, env_steps or updates, over all ranks."""
+
+
 class Callback:
     """Base class of callbacks: override the hooks you need.
 
     With several ranks each rank has its own callbacks. An exception in a hook ends the run after a snapshot.
     """
 
-    _runner: Runner | None = None
+    _runner: Training | None = None
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> Training:
         """The runner that calls this callback, with its `agent`, `algo`, `sampler` and `env_steps`.
 
         Raises:
@@ -65,7 +96,8 @@ class Callback:
             ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
         """
         check_own_name(name)
-        self.runner.log.metrics.add({name: value})
+        _ = self.runner  # training has started
+        metrics.add({name: value})
 
     def stop(self, reason: str) -> None:
         """Ask the run to stop: it writes a snapshot, logs the reason and ends with status 0. It can be resumed.
@@ -75,7 +107,7 @@ class Callback:
         callbacks = self.runner.callbacks
         callbacks.stop_reason = callbacks.stop_reason or f"{name_of(self)}: {reason}"
 
-    def on_start(self, runner: Runner) -> None:
+    def on_start(self, runner: Training) -> None:
         """Training starts, or continues after a resume; `state_dict` has been loaded."""
 
     def on_batch(self, samples: Samples) -> None:
@@ -152,7 +184,7 @@ class Callbacks:
                 _call(callback, hook, value)
 
     @contextmanager
-    def running(self, runner: Runner) -> Iterator[None]:
+    def running(self, runner: Training) -> Iterator[None]:
         """Call `on_start` before the training inside, and `on_end` after it, also if it fails.
 
         Raises:

@@ -19,7 +19,6 @@ from rlframe.envs.make import env_name
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.learner import Learner
-from rlframe.runners.report import WINDOW
 from rlframe.samplers import Source
 from rlframe.samplers.base import check_source
 from rlframe.system.distributed import TIMEOUT_S
@@ -48,7 +47,7 @@ class RunnerConfig:
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
     max_time_s: float = number(0.0, "seconds after which this start saves a snapshot and ends; 0: no limit")
-    window: int = count(WINDOW, "training episodes, the last ones, that episode/return_mean and similar metrics are of")
+    window: int = count(100, "training episodes, the last ones, that episode/return_mean and similar metrics are of")
     target_return: float = number(
         math.inf,
         "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never",

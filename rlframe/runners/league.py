@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 import torch
@@ -16,10 +16,8 @@ from rlframe.core.multi_agent import SHARED, opponent_name
 from rlframe.core.seeding import Role, generator
 from rlframe.core.types import Samples, Trajectory
 from rlframe.ops.ratings import elo_update, hard_opponents
-from rlframe.runners.callbacks import Callback
-
-if TYPE_CHECKING:
-    from rlframe.runners.base import Runner
+from rlframe.record import metrics
+from rlframe.runners.callbacks import Callback, Training
 
 _K = 16.0  # Elo points between a sure win that is lost and the same that is won
 _LEAST_WEIGHT = 0.02  # of a game in a win rate: that of the last 50 games or so counts, as the learner changes
@@ -91,7 +89,7 @@ class League(Callback):
         self._games = [0] * len(self._opponents)  # that it played since
         self._played: list[tuple[Past, int]] = []  # who played the newest batch, and its rows by then
 
-    def on_start(self, runner: Runner) -> None:
+    def on_start(self, runner: Training) -> None:
         if not self.playing:
             self._add(0)
             self._seat_all([self.past[-1]] * len(self._opponents))
@@ -159,7 +157,7 @@ class League(Callback):
         found = {"league/elo": self.elo, "league/size": len(self.past), "league/games": self.n_games}
         if rates:
             found |= {"league/win_rate_mean": sum(rates) / len(rates), "league/win_rate_min": min(rates)}
-        self.runner.log.metrics.add(found)
+        metrics.add(found)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -9,24 +9,21 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 from gymnasium import Space
 
-import rlframe
 from rlframe.core.errors import ConfigError, RecordError, describe
 from rlframe.core.types import Samples
+from rlframe.core.version import __version__
 from rlframe.data.cutting import EpisodeCutter
 from rlframe.data.episodes import Episode
 from rlframe.data.transform import Transform, transformed, unchanged
 from rlframe.data.writing import DatasetWriter, NewDataset
 from rlframe.envs import EnvConfig
 from rlframe.record import current_run
-from rlframe.runners.callbacks import Callback
-
-if TYPE_CHECKING:
-    from rlframe.runners.base import Runner
+from rlframe.runners.callbacks import Callback, Training
 
 _FLUSH_BYTES, _FLUSH_S = 1 << 25, 2.0  # episodes are handed to the writing thread in shares of so much
 _MOST_SHARES = 4  # that wait for the thread; then learning waits for the disk
@@ -65,7 +62,7 @@ class Recorder(Callback):
         self._writer: DatasetWriter | None = None
         self._records, self._of_run = True, False  # whether this run does, and has a directory
 
-    def on_start(self, runner: Runner) -> None:
+    def on_start(self, runner: Training) -> None:
         spec = env_spec_json(runner.sampler.env)
         new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
         tokens = current_run().tokens
@@ -163,7 +160,7 @@ def env_spec_json(env: EnvConfig | None) -> str:
 def facts_of(config: Mapping[str, Any], algo: str, seed: int) -> dict[str, Any]:
     """What a dataset says of the run that recorded it."""
     plain = json.loads(json.dumps(dict(config), default=str))
-    by = f"rlframe {rlframe.__version__}, algo={algo}, seed={seed}"
+    by = f"rlframe {__version__}, algo={algo}, seed={seed}"
     return {"algorithm_name": algo, "description": f"recorded by {by}", "rlframe": plain}
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,16 +23,15 @@ from rlframe.core.ranks import Ranks
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import Result
 from rlframe.evaluation.report import metric_of, summarize
+from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.rank_state import RankEntry, write_rank_state
+from rlframe.runners.callbacks import Training
+from rlframe.runners.config import Clock
 from rlframe.runners.stop_rule import StopRule
 from rlframe.system.machine import Usage
-
-if TYPE_CHECKING:
-    from rlframe.runners.base import Runner
-
-WINDOW = 100  # episodes in episode/return_mean and similar metrics, over all ranks
+from rlframe.system.signals import StopRequest
 
 _logger = logging.getLogger("rlframe")
 
@@ -192,7 +191,41 @@ def load_torch_rng(states: Mapping[str, Tensor], agent: Agent) -> None:
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)
 
 
-def report(runner: Runner) -> dict[str, float]:
+class Reporting(Training, Protocol):
+    """A runner as its reports see it."""
+
+    log: TrainingLog
+    evaluations: EvaluationSchedule
+    ranks: Ranks
+    clock: Clock
+    stop: StopRequest
+
+    @property
+    def step(self) -> int:
+        """Where rows and snapshots stand."""
+
+    @property
+    def end_reason(self) -> str:
+        """Why the training is at its end; empty: it is not."""
+
+    @property
+    def return_metric(self) -> str:
+        """The metric that decides which snapshot is best."""
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of an evaluation now."""
+
+    def counters(self) -> dict[str, float]:
+        """Metrics of the runner."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The complete state."""
+
+    def check_parameters(self, cause: BaseException | None = None) -> None:
+        """Raise Diverged if one is NaN or Inf."""
+
+
+def report(runner: Reporting) -> dict[str, float]:
     """Evaluate, log a row, and write a snapshot if the run's snapshot mode wants one.
 
     Returns the row, with the metrics of an evaluation that has ended since the one before.
@@ -211,14 +244,14 @@ def report(runner: Runner) -> dict[str, float]:
     return {**row, **(late[-1][1] if late else {})}
 
 
-def _evaluate_if_due(runner: Runner) -> tuple[dict[str, float], list[Result]]:
+def _evaluate_if_due(runner: Reporting) -> tuple[dict[str, float], list[Result]]:
     with runner.log.timers("evaluating"):
         ending, stop = bool(runner.end_reason), runner.stop.__bool__
         runner.evaluations.updates = runner.updates
         return runner.evaluations.make(runner.now, runner.step, ending, runner.evaluate, stop)
 
 
-def _log_row(runner: Runner, evaluation: Mapping[str, float]) -> dict[str, float]:
+def _log_row(runner: Reporting, evaluation: Mapping[str, float]) -> dict[str, float]:
     log, callbacks = runner.log, runner.callbacks
     counters = {**runner.sampler.counters(), **runner.learners.counters(), **runner.counters()}
     row = log.row(runner.env_steps, runner.updates, evaluation, counters)
@@ -236,7 +269,7 @@ def _log_row(runner: Runner, evaluation: Mapping[str, float]) -> dict[str, float
     return row
 
 
-def _log_late(runner: Runner, late: Sequence[Result]) -> list[Result]:
+def _log_late(runner: Reporting, late: Sequence[Result]) -> list[Result]:
     """Log evaluations that were started earlier, each as a row of its own; returns them with the best score."""
     found = [(step, runner.evaluations.with_best(step, metrics)) for step, metrics in late]
     for step, metrics in found:
@@ -247,7 +280,7 @@ def _log_late(runner: Runner, late: Sequence[Result]) -> list[Result]:
     return found
 
 
-def save_snapshot(runner: Runner, final: bool) -> None:
+def save_snapshot(runner: Reporting, final: bool) -> None:
     """Write a snapshot of all ranks if the run's snapshot mode wants one; `final`: the training ends.
 
     Raises:
@@ -273,7 +306,7 @@ def save_snapshot(runner: Runner, final: bool) -> None:
         runner.callbacks.call("on_snapshot", runner.env_steps)
 
 
-def write_result(runner: Runner, how: str, why: str) -> None:
+def write_result(runner: Reporting, how: str, why: str) -> None:
     """Write result.json: how and why the training ended, and its scores.
 
     `how`: completed, stopped (by a callback), out_of_time, interrupted or failed.
@@ -297,7 +330,7 @@ def write_result(runner: Runner, how: str, why: str) -> None:
     )
 
 
-def save_after_error(runner: Runner, error: BaseException) -> None:
+def save_after_error(runner: Reporting, error: BaseException) -> None:
     """Write a last snapshot; if that fails too, only log it: `error`, the first one, is the one to report.
 
     Raises:
