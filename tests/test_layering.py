@@ -148,7 +148,7 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
     """Modules of rlframe that a file imports, for types alone too, but not inside functions."""
     found: set[str] = set()
     body = tree_of(path).body
-    for node in [*body, *(inner for node in body if isinstance(node, ast.If) for inner in node.body)]:
+    for node in [*body, *(inner for outer in body if isinstance(outer, ast.If) for inner in outer.body)]:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names} & modules
             found |= names or {node.module}

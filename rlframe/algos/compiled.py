@@ -35,7 +35,7 @@ from rlframe.algos.recorded import CompilerFailed, Learn, NotCompiled, cause, re
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
-from rlframe.kernels.barriers import loops_in_order
+from rlframe.kernels.barriers import BARRIER, loops_in_order
 from rlframe.kernels.device import in_bf16
 from rlframe.models.memory import cuts_episodes
 from rlframe.record import current_run
@@ -257,10 +257,10 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     }
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
-    repairs = nullcontext() if on_cpu else loops_in_order()
+    repairs, tag = (nullcontext(), "") if on_cpu else (loops_in_order(), BARRIER)  # what is repaired has other keys
     # Without an environment of shapes torch 2.11 keeps nothing in its cache.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(assume_static_by_default=True))
-    with torch.no_grad(), repairs, tracing(TracingContext(mode)):
+    with torch.no_grad(), repairs, torch.compiler.config.patch(cache_key_tag=tag), tracing(TracingContext(mode)):
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled
 

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _log = logging.getLogger("rlframe")
 
 
 def graphed(
-    learn: Learn, device: torch.device, steps: Sequence[OptimizerStep], places: list[Places] | None = None
+    learn: Learn, device: torch.device, steps: Sequence[OptimizerStep], places: WeakSet[Places] | None = None
 ) -> Learn:
     """`learn` as a CUDA graph; on a CPU, with several ranks or a step that waits, `learn` itself.
 
@@ -65,7 +66,7 @@ class Graphed:
     """
 
     def __init__(
-        self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph, places: list[Places] | None = None
+        self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph, places: WeakSet[Places] | None = None
     ) -> None:
         """`places`: see graphed."""
         self.captured = False  # calls are replayed
@@ -73,7 +74,7 @@ class Graphed:
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
-        self._shared, self._places = [] if places is None else places, Places(())
+        self._shared, self._places = WeakSet() if places is None else places, Places(())
         self._results: Tree = ()
         self._numbers: Tensor | None = None  # [n] float32 of the results, which are read together
 
@@ -118,7 +119,7 @@ class Graphed:
     def _replay(self, inputs: Tree, given: list[Any]) -> Tree:
         for step in self._steps:
             step.before_launch()
-        self._places.put(inputs, given)
+        self._places.put(inputs, given, self)
         self._graph.replay()
         for step in self._steps:
             step.after_launch(inputs)
@@ -133,7 +134,7 @@ class Graphed:
         """Those that hold these inputs already, or new ones."""
         found = next((places for places in self._shared if places.newest is inputs), None)
         if found is None:
-            self._shared.append(found := Places(_placed(inputs)))
+            self._shared.add(found := Places(_placed(inputs)))
         return found
 
 
@@ -143,12 +144,17 @@ class Places:
     def __init__(self, tree: Tree) -> None:
         self.tree, self.leaves = tree, leaves(tree)
         self.newest: Tree = None  # the inputs that were copied here last
+        self._readers: set[Graphed] = set()  # that have read them
 
-    def put(self, inputs: Tree, given: list[Any]) -> None:
-        """Copy inputs, whose leaves are `given`, unless they are there: all tensors of a dtype in a single kernel."""
-        if inputs is self.newest:
+    def put(self, inputs: Tree, given: list[Any], reader: Graphed) -> None:
+        """Copy inputs, whose leaves are `given`, unless another reader has just been given them.
+
+        Tensors of a dtype and of equal strides are copied by one kernel. The same object, given to the same reader
+        again, may have been written to.
+        """
+        if inputs is self.newest and reader not in self._readers:
+            self._readers.add(reader)
             return
-        self.newest = inputs
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for place, leaf in zip(self.leaves, given, strict=True):
             if isinstance(leaf, Tensor):
@@ -159,6 +165,7 @@ class Places:
                 place.fill_(leaf)
         for places, tensors in by_dtype.values():
             torch._foreach_copy_(places, tensors, non_blocking=True)
+        self.newest, self._readers = inputs, {reader}
 
 
 def _is_number(leaf: Any) -> bool:

@@ -24,7 +24,7 @@ _START: tuple[Any, ...] = (1.0, 0.0, 0.0, 0.0)
 class RunningDeviation:
     """The deviation of discounted sums of a number, over all steps, environments and ranks so far.
 
-    It counts one sum of 0 at the start, so that the first numbers divided by it are not huge. All is computed on the
+    It counts one sum of 0 at the start, so that the first numbers divided by it are not huge. Sums are computed on the
     device of the numbers.
     """
 
@@ -63,7 +63,7 @@ class RunningDeviation:
             return torch.zeros(4, dtype=torch.float64)
         with np.errstate(all="ignore"):  # of numbers that are not finite, which are left out
             away = found - (mean := found.sum() / n)
-            return torch.from_numpy(np.array([n, mean, away @ away / n, np.abs(found).max()]))
+            return torch.from_numpy(np.array([n, mean, np.square(away).sum() / n, np.abs(found).max()]))
 
     def _moments_on_device(
         self, x: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, stream: int, over_ends: bool

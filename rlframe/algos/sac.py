@@ -278,7 +278,7 @@ class SAC(OffPolicyActorCritic):
             next_drawn = self.soft_value.draw_next(model, observations, noise)
         temperature = self.temperature.log.detach().exp()
         loss, found = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
-        self.critic_optimizer.minimize(loss, batch)
+        self.critic_optimizer.minimize(loss, inputs[0])
         return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}
 
     def _learn_statistics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:

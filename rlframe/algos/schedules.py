@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import chz
 import torch
@@ -42,7 +43,7 @@ class Schedules:
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
         self.compiles = True  # no function of these numbers has failed to compile
-        self.places: list[Any] = []  # where CUDA graphs of these functions read their inputs
+        self.places: WeakSet[Any] = WeakSet()  # where CUDA graphs of these functions read their inputs
         self._places: dict[str, Tensor] = {}  # of a GPU
         self._recorded: dict[str, Tensor] = {}  # of a CPU, where compiled updates read them
         if self.curves:
@@ -67,8 +68,7 @@ class Schedules:
 
     def place(self, device: torch.device | str) -> None:
         """Hold the scheduled numbers in tensors on `device`, for code that is recorded there."""
-        read = [name for name in self.curves if not name.endswith("learning_rate")]  # those are read by OptimizerStep
-        self._places = {name: torch.zeros((), device=device) for name in read}
+        self._places = {name: torch.zeros((), device=device) for name in self.curves}
         vars(self.now).update(self._places)
         self.follow(self.progress.scheduled)
 

@@ -38,9 +38,9 @@ class Fetched:
 
     def start(self) -> None:
         """Start a copy of what is there now, which overwrites the last one."""
-        self._here.copy_(self._tensor, non_blocking=True)
+        self._here.copy_(self._tensor, non_blocking=self._on_gpu)
         if self._arrived is not None:
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(self._tensor.device))  # perhaps not the current device
 
     def wait(self) -> Tensor:
         """The copy, once it is complete; valid until the next `start`."""
@@ -57,9 +57,10 @@ class Gathered:
         self._blocks: list[_Block] = []  # since the last delivery
 
     def take(self, array: np.ndarray, at: np.ndarray) -> Tensor:
-        """The rows [*at, ...] of an array, on the host until they are delivered."""
+        """The rows [*at, ...] of an array, on the host until they are delivered; `at` is from 0 to len(array) - 1."""
         shape = (*at.shape, *array.shape[1:])
-        n = _aligned(math.prod(shape) * array.itemsize)
+        if not (n := _aligned(math.prod(shape) * array.itemsize)):
+            return torch.from_numpy(array.take(at, axis=0)).to(self._device)
         if not self._blocks or self._blocks[-1].left < n:
             self._size = max(self._size, n)
             self._blocks.append(_Block(self._size, self._device))
@@ -123,6 +124,7 @@ class Packed:
     def __init__(self, example: Tree, device: torch.device) -> None:
         """`example`: tensors or arrays, for shapes and dtypes."""
         like = map_tree(torch.as_tensor, example)
+        self._on_gpu = device.type == "cuda"
         n = sum(_aligned(x.numel() * x.element_size()) for x in leaves(like))
         self._host, self._there = _host_bytes(n, device), torch.empty(n, dtype=torch.uint8, device=device)
         self.host: Tree = _placed(like, self._host)  # tensors
@@ -130,11 +132,11 @@ class Packed:
 
     def send(self) -> None:
         """Copy from the host to the device."""
-        self._there.copy_(self._host, non_blocking=True)
+        self._there.copy_(self._host, non_blocking=self._on_gpu)
 
     def fetch(self) -> None:
         """Copy from the device to the host; wait for the device before reading."""
-        self._host.copy_(self._there, non_blocking=True)
+        self._host.copy_(self._there, non_blocking=self._on_gpu)
 
 
 def _aligned(n_bytes: int) -> int:

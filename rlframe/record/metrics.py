@@ -203,7 +203,7 @@ class Metrics:
                 if value.numel() != 1:
                     raise _not_one_number(name, value)
                 tensors.setdefault(value.device, {})[name] = value.reshape(())
-                self._counts[name] = self._counts.get(name, 0) + 1
+                self._counts.setdefault(name, 0)
             else:
                 self._floats[name] = self._floats.get(name, 0.0) + _number(name, value)
                 self._counts[name] = self._counts.get(name, 0) + 1
@@ -219,7 +219,9 @@ class Metrics:
             total = self._tensors[names] = _zeros_on(device, len(names))
         elif total.device != device:  # loaded from a snapshot
             total = self._tensors[names] = _zeros_on(device, len(names)).copy_(total)
-        total.add_(torch.stack([*values.values()]))
+        total.add_(torch.stack([x if x.dtype is torch.float32 else x.to(total.dtype) for x in values.values()]))
+        for name in names:
+            self._counts[name] += 1
 
     def state_dict(self) -> dict[str, Any]:
         tensors = [(list(names), total.clone()) for names, total in self._tensors.items()]
@@ -241,7 +243,7 @@ class Metrics:
             totals = torch.cat([self._tensors[names] for names in groups]).tolist()
             for name, number in zip(itertools.chain(*groups), totals, strict=True):
                 sums[name] = sums.get(name, 0.0) + number
-        means = {name: sums[name] / count for name, count in self._counts.items()}
+        means = {name: sums[name] / count for name, count in self._counts.items() if count}
         found = means | self._reduced
         self._tensors, self._floats, self._counts, self._reduced = {}, {}, {}, {}
         return found

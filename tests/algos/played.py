@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -113,7 +114,7 @@ def play(algo: Any) -> None:
     """Let its updates be graphs, as they are on a GPU, and schedules be read from tensors."""
     launch(algo)
     algo.schedules.place("cpu")
-    places = list[Places]()
+    places = WeakSet[Places]()
     for name in functions_of(algo):
         learn = getattr(algo, name)
         setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph(), places))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -98,9 +100,8 @@ def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) ->
 
 
 def test_functions_that_are_given_the_same_object_in_turn_copy_it_once() -> None:
-    places: list[Any] = []
-    one, other = Adds(), Adds()
-    graphs = [Graphed(adds, [], PlayedGraph(), places) for adds in (one, other)]
+    places: WeakSet[Any] = WeakSet()
+    graphs = [Graphed(Adds(), [], PlayedGraph(), places) for _ in range(2)]
     plain = [Adds(), Adds()]
     for i in range(12):
         inputs, more = (torch.full((2,), float(i)), float(i)), (torch.full((2,), -1.0 * i), 2.0)
@@ -109,3 +110,20 @@ def test_functions_that_are_given_the_same_object_in_turn_copy_it_once() -> None
         assert found == [adds(each)[0].tolist() for adds, each in zip(plain, given, strict=True)]
     assert all(graph.captured for graph in graphs)
     assert len(places) == 1
+
+
+def test_an_object_that_is_written_to_between_calls_is_copied_again() -> None:
+    tensor, graph, plain = torch.zeros(2), Graphed(Adds(), [], PlayedGraph()), Adds()
+    inputs = (tensor, 1.0)
+    for i in range(8):
+        tensor.fill_(i)
+        assert graph(inputs)[0].tolist() == plain(inputs)[0].tolist()
+
+
+def test_memory_of_shapes_that_are_gone_is_freed() -> None:
+    places: WeakSet[Any] = WeakSet()
+    graph = Graphed(Adds(), [], PlayedGraph(), places)
+    for size in (2, 1, 2, 1):
+        called(graph, 6, lambda _, size=size: size)
+        gc.collect()
+        assert len(places) == 1

@@ -47,6 +47,19 @@ def test_nothing_that_a_device_still_computes_is_made_a_float_before_flush(monke
     assert metrics.flush() == {"a": 2.0}
 
 
+def test_tensors_of_a_device_are_added_together_and_a_wrong_one_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    metrics.add({"a": torch.tensor(2**24 + 1), "b": torch.tensor(0.5)})
+    metrics.add({"b": torch.tensor(1.5), "c": torch.tensor([True])})
+    with pytest.raises(ValueError, match="'wrong' must be a single number"):
+        metrics.add({"d": torch.tensor(1.0), "wrong": torch.zeros(2)})
+    saved = Metrics()
+    saved.load_state_dict(metrics.state_dict())
+    for each in (metrics, saved):
+        assert list(each.flush().items()) == [("a", 2.0**24 + 1), ("b", 1.0), ("c", 1.0)]
+
+
 def test_sums_of_many_small_numbers_keep_their_digits() -> None:
     metrics, value = Metrics(), torch.tensor(0.1)
     for _ in range(20_000):
