@@ -259,8 +259,9 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
         patches["loop_ordering_after_fusion"] = False
     repairs, tag = (nullcontext(), "") if on_cpu else (loops_in_order(), BARRIER)  # what is repaired has other keys
     # Without an environment of shapes torch 2.11 keeps nothing in its cache.
+    keys: Any = importlib.import_module("torch.compiler.config")
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(assume_static_by_default=True))
-    with torch.no_grad(), repairs, torch.compiler.config.patch(cache_key_tag=tag), tracing(TracingContext(mode)):
+    with torch.no_grad(), repairs, keys.patch(cache_key_tag=tag), tracing(TracingContext(mode)):
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled
 
