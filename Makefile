@@ -8,12 +8,13 @@ PYTEST_ARGS ?=
 python := $(VENV)/bin/python
 install := $(python) -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: help train test test-processors quick lint format docs clean
+.PHONY: help train test test-ray test-processors quick lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make train [ARGS="key=value ..."]   train; without ARGS, PPO on CartPole-v1   (python -m rlframe.launch)'
 	@echo 'make test [PYTEST_ARGS="..."]       ruff, pyrefly and the fast tests, in 3 minutes'
+	@echo 'make test-ray                       tests of samplers, replay and trials in actors of Ray, in 2 minutes'
 	@echo 'make test-processors                the fast tests as on other processors, in 15 minutes'
 	@echo 'make quick                          ruff and a part of the tests, in 45 s'
 	@echo 'make lint                           ruff and pyrefly only'
@@ -36,6 +37,10 @@ test: $(VENV)/.installed-dev
 	@$(python) -m ruff format --check .
 	@$(VENV)/bin/pyrefly check --summary=none
 	@$(pytest) $(PYTEST_ARGS)
+
+# In one process: each cluster has processes of its own.
+test-ray: $(VENV)/.installed-ray
+	@$(python) -m pytest -q -m ray $(PYTEST_ARGS)
 
 # The instructions of older processors; Intel's without the setting that rlframe makes for MKL; rounding by batch size.
 processors = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR= OTHER_BITS=1
@@ -82,3 +87,8 @@ $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing rlframe and the development tools into $(VENV) (once; a few minutes)'
 	@$(install) -e '.[dev]'
 	@touch $@ $(VENV)/.installed-train
+
+$(VENV)/.installed-ray: $(VENV)/.installed-dev
+	@echo 'Installing Ray into $(VENV) (once)'
+	@$(install) -e '.[dev,ray,tune]'
+	@touch $@

@@ -76,7 +76,7 @@ def assert_of_history(batch: Any, histories: list[History], n: int, discount: fl
 
 
 @with_cluster
-@pytest.mark.parametrize("n_streams", [1, 2, 3])
+@pytest.mark.parametrize("n_streams", [pytest.param(1, marks=pytest.mark.ray), 2, 3])
 def test_rows_of_environments_and_streams_are_those_that_were_played(ray: Any, n_streams: int) -> None:
     histories = [History(3, "both", seed=stream, stream=stream) for stream in range(n_streams)]
     replay = sharded(histories[0], n_streams=n_streams)
@@ -91,6 +91,7 @@ def test_rows_of_environments_and_streams_are_those_that_were_played(ray: Any, n
     assert batch.weight.tolist() == [1.0] * 300
 
 
+@pytest.mark.ray
 @with_cluster
 def test_draws_and_weights_are_those_of_the_priorities_of_all_shards(ray: Any) -> None:
     replay = filled(sharded(History(3, ends=0.0), NStep(0.5), alpha=0.5), History(3, ends=0.0))
@@ -152,7 +153,13 @@ def test_a_batch_that_was_drawn_ahead_knows_priorities_so_many_updates_older(ray
 
 
 @with_cluster
-@pytest.mark.parametrize("reader", [NStep(0.5, 2), FixedSequence(6)], ids=["transitions", "sequences"])
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param(NStep(0.5, 2), id="transitions", marks=pytest.mark.ray),
+        pytest.param(FixedSequence(6), id="sequences"),
+    ],
+)
 def test_a_loaded_snapshot_draws_the_same_batches(ray: Any, reader: Any, tmp_path: Path) -> None:
     history = History(2, "both")
     options = {"reader": reader, "alpha": 0.6, "prefetch": 2, "size": 20_000}
@@ -205,6 +212,7 @@ def test_large_arrays_are_written_chunk_by_chunk_and_only_what_is_new(ray: Any, 
         large[0].to_numpy()
 
 
+@pytest.mark.ray
 @with_cluster
 def test_a_killed_shard_is_replaced_without_its_rows_and_the_others_go_on(
     ray: Any, caplog: pytest.LogCaptureFixture
@@ -300,7 +308,9 @@ def test_without_a_cluster_one_line_says_what_to_call(ray: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     "case",
     [
-        "algo=dqn env=CartPole-v1 algo.prioritized=true algo.n_step=2 explore.epsilon=0.3",
+        pytest.param(
+            "algo=dqn env=CartPole-v1 algo.prioritized=true algo.n_step=2 explore.epsilon=0.3", marks=pytest.mark.ray
+        ),
         "algo=sac env=Pendulum-v1 algo.replay.prefetch=0",
         "algo=r2d1 env=CartPole-v1 model.memory=gru model.memory_size=8 algo.burn_in=2 algo.learn_T=6",
     ],

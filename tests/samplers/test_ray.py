@@ -45,6 +45,7 @@ def actors(kwargs: Any = None, config: Any = CONFIG) -> Iterator[tuple[on_ray.Ra
         made.close()
 
 
+@pytest.mark.ray
 @with_cluster
 def test_together_they_give_the_samples_of_one_sampler(ray: Any) -> None:
     envs = SERIAL.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
@@ -63,6 +64,7 @@ def test_together_they_give_the_samples_of_one_sampler(ray: Any) -> None:
     envs.close()
 
 
+@pytest.mark.ray
 @with_cluster
 def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytest.LogCaptureFixture) -> None:
     with actors() as (made, agent):
@@ -78,6 +80,7 @@ def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytes
     assert "actor 1 of sampler=ray: ActorDiedError; restarted with fresh seeds" in caplog.text
 
 
+@pytest.mark.ray
 @with_cluster
 def test_the_first_to_arrive_is_given_and_a_dead_one_is_replaced(ray: Any) -> None:
     with actors() as (made, agent):
@@ -159,7 +162,10 @@ def test_a_number_that_does_not_divide_is_refused() -> None:
     [
         "algo=ppo sampler.batch_T=16 algo.minibatches=2",
         "algo=ppo sampler.batch_T=16 algo.minibatches=2 runner=async_rl",
-        "algo=dqn sampler.batch_T=4 algo.learning_starts=80 algo.replay_ratio=1 algo.batch_size=8 runner=async_rl",
+        pytest.param(
+            "algo=dqn sampler.batch_T=4 algo.learning_starts=80 algo.replay_ratio=1 algo.batch_size=8 runner=async_rl",
+            marks=pytest.mark.ray,
+        ),
         "algo=ppo sampler.batch_T=16 sampler.inner=cpu sampler.inner.n_workers=1",
     ],
 )
