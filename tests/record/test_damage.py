@@ -256,7 +256,7 @@ def test_a_manifest_without_its_step_is_refused(meta: dict[str, Any], tmp_path: 
 def test_a_flipped_format_is_damage_and_no_newer_version(tmp_path: Path) -> None:
     before, newest = run_of_two(tmp_path)
     file = newest / "manifest.json"
-    file.write_text(file.read_text().replace('"format": 3', '"format": 2', 1))
+    file.write_text(file.read_text().replace(f'"format": {snapshots.FORMAT}', f'"format": {snapshots.FORMAT ^ 1}', 1))
     assert load_newest(tmp_path)[0] == before
 
 
