@@ -320,7 +320,7 @@ def _play_recorded(
     facts["description"] += f", {how}, at env_steps {trained.env_steps}"
     spaces = trained.observation_space, trained.action_space
     new = NewDataset(options.dataset, *spaces, env_spec_json(trained.env), facts)
-    with closing(EvaluationRecorder(new, sampled=explore)) as recorder:
+    with closing(EvaluationRecorder(new, explore, lambda rows: evaluator.agent.behaviour()(rows))) as recorder:
         evaluator.on_batch = recorder.on_batch
 
         def counted(episode: Trajectory) -> None:

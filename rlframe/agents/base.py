@@ -14,7 +14,7 @@ from torch import nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct, Tree, leaves, map_tree, writer, zeros_like
-from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.core.types import AgentInputs, AgentStep, Samples
 from rlframe.models.base import Model
 
 
@@ -66,6 +66,13 @@ class Agent(nn.Module, ABC):
             ConfigError: this agent does not say.
         """
         raise ConfigError(f"{type(self).__name__} has no method greedy, which says how it acts when it is exported")
+
+    def behaviour(self, env: int = 0) -> Callable[[Samples], np.ndarray | None]:
+        """What says of batches in NumPy how probable their actions were, acted by the agent as it explores now.
+
+        Log-probabilities [T, B]; None if they are not known. `env`: index over all ranks of a batch's first column.
+        """
+        return lambda samples: getattr(samples.info, "log_prob", None)
 
     model_config: Any = None  # a ModelConfig, to be recorded
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
-from rlframe.core.types import AgentInputs, AgentStep, Array
+from rlframe.core.types import AgentInputs, AgentStep, Array, Samples
 from rlframe.critics import Value
 from rlframe.exploration import ExploreConfig, QExploration, config_of
+from rlframe.exploration.base import ExploreState
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.network import initial_weights
@@ -97,6 +99,19 @@ class QAgent(ModelAgent):
             return AgentStep(action=action, info=QInfo(q=q), state=AgentState(explore, memory))
 
         return step
+
+    def behaviour(self, env: int = 0) -> Callable[[Samples], np.ndarray | None]:
+        explores, level = self.exploration, as_numpy(self.exploration.level).copy()
+
+        def log_prob(samples: Samples) -> np.ndarray | None:
+            info: Any = samples.info
+            q, (T, B) = info.q, samples.valid.shape
+            if self.masked:
+                q = np.where(allowed(samples.inputs.observation[ACTION_MASK][:-1]), q, -np.inf)
+            of_envs = explores.level_of(level, ExploreState(env + np.arange(B, dtype=np.float32), ()), np)
+            return explores.log_prob(q.astype(np.float64), samples.action, np.broadcast_to(of_envs, (T, B)))
+
+        return log_prob
 
     def best(self, q: Tensor, inputs: AgentInputs) -> Tensor:
         """The action [...] of the highest Q-value [..., A] among those that the inputs' mask allows."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.spaces import action_decoder, zeros
-from rlframe.core.struct import Struct, Tree, leaves, map_tree
+from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.data.episodes import SAMPLED_ACTION, Episode
 
-_RECORDED = ("log_prob",)  # of what acting has computed
+LOG_PROB = "log_prob"  # in the info of episodes
+Behaviour = Callable[[Samples], Any]  # see EpisodeCutter.add
+
+
+def as_acted(samples: Samples) -> Any:
+    """What acting has computed, if it has."""
+    return getattr(samples.info, LOG_PROB, None)
 
 
 class EpisodeCutter:
@@ -35,10 +40,14 @@ class EpisodeCutter:
         self._begins: np.ndarray = np.zeros(0, np.bool_)  # [B] whether an episode begins there
         self.n_dropped = 0  # episodes
 
-    def add(self, samples: Samples) -> list[tuple[int, Episode]]:
-        """The episodes that end in a batch [T, B] and their environments, ordered by environment, then time."""
+    def add(self, samples: Samples, behaviour: Behaviour = as_acted) -> list[tuple[int, Episode]]:
+        """The episodes that end in a batch [T, B] and their environments, ordered by environment, then time.
+
+        `behaviour`: gives the log-probabilities [T, B] of a batch's actions, or None.
+        """
         rows = samples.numpy()
-        info = _recorded(rows.info) if self._with_info else {}
+        log_prob = behaviour(rows) if self._with_info else None
+        info = {LOG_PROB: log_prob.astype(np.float32)} if isinstance(log_prob, np.ndarray) else {}
         columns: tuple[Tree, ...] = (
             rows.inputs.observation,
             rows.action,
@@ -121,11 +130,3 @@ class EpisodeCutter:
         for b, arrays in state["open"]:
             rows = iter(arrays)
             self._open.setdefault(b, []).append(map_tree(lambda _, rows=rows: next(rows), example))
-
-
-def _recorded(info: Any) -> dict[str, np.ndarray]:
-    """The arrays [T, B] of what acting has computed that are recorded."""
-    if not isinstance(info, Struct):
-        return {}
-    found = {each.name: getattr(info, each.name) for each in fields(info) if each.name in _RECORDED}
-    return {name: x for name, x in found.items() if isinstance(x, np.ndarray)}

@@ -21,6 +21,7 @@ import torch
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, aligned, pluralize, shortened
 from rlframe.core.struct import map_tree
+from rlframe.data.cutting import LOG_PROB
 from rlframe.data.episodes import Episode
 from rlframe.evaluation.cloning import CloneConfig, cloned_log_prob
 from rlframe.evaluation.episode_rows import EpisodeRows, check_episodes, rows_of, space_of, time_limit_of
@@ -30,7 +31,6 @@ from rlframe.ops import off_policy_estimates as ops
 from rlframe.ops.off_policy_estimates import Terms
 
 Array = np.ndarray
-LOG_PROB = "log_prob"  # in the info of episodes
 OF_RATIOS: Mapping[str, Callable[[Array, Array, float], Terms]] = {
     "is": ops.importance_sampling,
     "wis": ops.weighted_importance_sampling,

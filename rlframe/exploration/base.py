@@ -123,6 +123,10 @@ class QExploration(Exploration):
             level: see `level_of`.    xp: the module of all arrays, torch or numpy.
         """
 
+    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray | None:
+        """Log-probability [...] of actions that were chosen by q [..., A] at a level [...]; None: it is not known."""
+        return None
+
 
 class ActionNoise(Exploration):
     """Changes the actions in [-1, 1] that a policy takes."""

@@ -18,6 +18,7 @@ from rlframe.distributions.categorical import gumbel
 from rlframe.exploration.base import HIGHEST, ExploreConfig, ExploreState, QExploration, last
 from rlframe.models.views import nth_allowed
 
+_TINY = 1e-30  # of a temperature
 _MANY = 1 << 31  # so large that the remainder of a uniform integer below it is uniform too
 
 
@@ -61,6 +62,18 @@ class Epsilon(QExploration):
         explores = noise.uniform > 1 - self.level_of(level, state, xp)
         return xp.where(explores, drawn, q.argmax(-1)), state
 
+    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray | None:
+        if self.kind == "noisy":  # weights were drawn too
+            return None
+        is_allowed = q > -np.inf
+        drawn = np.take_along_axis(is_allowed, action[..., None], -1)[..., 0] / is_allowed.sum(-1).clip(1)
+        return _log(level * drawn + (1 - level) * (action == q.argmax(-1)))
+
+
+def _log(probability: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):  # -inf of what cannot be
+        return np.log(probability)
+
 
 def random_actions(of: QExploration, rng: np.random.Generator, lead: tuple[int, ...]) -> np.ndarray:
     """Uniform actions [*lead] int64; with masks, numbers for `nth_allowed`."""
@@ -98,6 +111,12 @@ class Boltzmann(QExploration):
         temperature = self.level_of(level, state, xp)
         return (q + (temperature[:, None] if self.graded else temperature) * noise).argmax(-1), state
 
+    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray:
+        above = (q - q.max(-1, keepdims=True)) / np.maximum(level, _TINY)[..., None]
+        of_all = above - np.log(np.exp(above).sum(-1, keepdims=True))
+        found: np.ndarray = np.take_along_axis(of_all, action[..., None], -1)[..., 0]
+        return np.where(level > 0, found, _log(1.0 * (action == q.argmax(-1))))
+
 
 @chz.chz
 class NoisyConfig(ExploreConfig):
@@ -130,6 +149,9 @@ class Greedy(QExploration):
         self, q: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
     ) -> tuple[Array, ExploreState]:
         return q.argmax(-1), state
+
+    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray:
+        return _log(1.0 * (action == q.argmax(-1)))
 
 
 class Durations:

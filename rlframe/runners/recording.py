@@ -15,9 +15,10 @@ import gymnasium
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, RecordError, describe
+from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.types import Samples
 from rlframe.core.version import __version__
-from rlframe.data.cutting import EpisodeCutter
+from rlframe.data.cutting import Behaviour, EpisodeCutter, as_acted
 from rlframe.data.episodes import Episode
 from rlframe.data.transform import Transform, transformed, unchanged
 from rlframe.data.writing import DatasetWriter, NewDataset
@@ -60,9 +61,11 @@ class Recorder(Callback):
         self._shares: queue.Queue[list[Episode]] = queue.Queue(_MOST_SHARES)
         self._failure: Exception | None = None
         self._writer: DatasetWriter | None = None
+        self._behaviour: Behaviour = as_acted  # of the next batch
         self._records, self._of_run = True, False  # whether this run does, and has a directory
 
     def on_start(self, runner: Training) -> None:
+        self._follow(runner)
         spec = env_spec_json(runner.sampler.env)
         new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
         tokens = current_run().tokens
@@ -80,6 +83,11 @@ class Recorder(Callback):
         self._resumed = {}
         threading.Thread(target=self._write, args=(self._writer,), name="recording", daemon=True).start()
 
+    def _follow(self, runner: Training) -> None:
+        """Know how the agent explores in the next batch; one that is collected ahead may be of another level."""
+        ahead = runner.sampler.collects_ahead
+        self._behaviour = as_acted if ahead else runner.agent.behaviour(first_env_of_rank(runner.sampler.batch_spec.B))
+
     def _cutter(self, stream: int) -> EpisodeCutter:
         if stream not in self._cutters:
             config = self.runner.sampler.config
@@ -90,7 +98,8 @@ class Recorder(Callback):
     def on_batch(self, samples: Samples) -> None:
         if not self._records:
             return
-        cut = self._cutter(samples.stream).add(samples)
+        cut = self._cutter(samples.stream).add(samples, self._behaviour)
+        self._follow(self.runner)
         found = [*transformed((episode for _, episode in cut), self._transform)]
         self._pending += found
         self._bytes += sum(episode.n_bytes for episode in found)

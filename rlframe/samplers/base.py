@@ -38,6 +38,7 @@ class Source(ABC):
     config: Any = None  # a SamplerConfig that describes it; with `env` and `seed`, it is recorded; None: is not known
     env: EnvConfig | None = None
     seed = 0
+    collects_ahead = False  # True: a batch may be of older parameters than those of the last `refresh`
 
     @abstractmethod
     def collect(self) -> Samples | Mapping[str, Samples]:
@@ -97,6 +98,7 @@ class Source(ABC):
 class SourceAhead(Source, ABC):
     """A source whose batches are collected elsewhere, ahead of the learner, with the parameters it was last sent."""
 
+    collects_ahead = True
     version: int  # of the parameters that sampled the last batch
     posted_version: int  # of those of the last `refresh`
     queue_length: int  # batches that were ready at the last `collect`

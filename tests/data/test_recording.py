@@ -202,3 +202,30 @@ def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Pat
     assert (expected.n_episodes, expected.n_steps) == (recorded.n_episodes, recorded.n_steps)
     for one, other in zip(expected.episodes(), recorded.episodes(), strict=True):
         assert all(map(np.array_equal, arrays(one), arrays(other)))
+
+
+def test_how_probable_actions_of_dqn_were_is_recorded_as_its_epsilon_falls(tmp_path: Path) -> None:
+    dqn = ("algo=dqn", "env=CartPole-v1", "sampler.batch_T=8", "sampler.batch_B=2", "eval.n_episodes=0", "threads=1")
+    small = ("model.hidden=[8]", "log_level=WARNING", "affinity=none", "algo.learning_starts=64", "algo.replay_ratio=1")
+    words = [*dqn, *small, "runner.n_steps=640", "explore.epsilon=linear(1,0.2)", "algo.target_interval=10"]
+    recorded = {}
+    for name, more in (
+        ("serial", ("sampler=serial",)),
+        ("cpu", ("sampler=cpu", "sampler.n_workers=2")),
+        ("ahead", ("sampler=serial", "runner=async_rl", "runner.sampler_waits=true")),
+    ):
+        assert launch.main([*words, *more, f"log_dir={tmp_path / name}", f"record={tmp_path}/{name}-v0"]) == 0
+        recorded[name] = [*open_dataset(tmp_path / f"{name}-v0").episodes()]
+    assert all(not episode.info for episode in recorded["ahead"]), "not known of parameters that were sent before"
+    for one, other in zip(recorded["serial"], recorded["cpu"], strict=True):
+        assert np.array_equal(one.info["log_prob"], other.info["log_prob"])
+    p = [np.exp(episode.info["log_prob"]) for episode in recorded["serial"]]
+    assert p[0][:8] == pytest.approx(0.5), "all are random at first"
+    late = p[-1]  # about epsilon 0.2: 0.1 if not the best action, else 0.9
+    assert all(abs(x - 0.5) > 0.2 for x in late)
+    assert (late > 0.7).mean() > 0.5
+
+    explored = [str(tmp_path / "serial/run_0"), "n_episodes=4", "explore=true", "epsilon=0.4"]
+    assert evaluate.main([*explored, f"dataset={tmp_path}/explored-v0"]) == 0
+    p = np.exp(np.concatenate([each.info["log_prob"] for each in open_dataset(tmp_path / "explored-v0").episodes()]))
+    assert {round(float(x), 4) for x in p} == {0.2, 0.8}

@@ -270,3 +270,27 @@ def test_an_unused_exploration_carries_no_state() -> None:
         assert not leaves(config.make_q(3, False).initial_state(range(4)))
     parts: list[ActionNoise] = [c.make_noise(2) for c in (GaussianConfig(std=0.1), StochasticConfig(), NoneConfig())]
     assert not any(leaves(part.initial_state(range(4))) for part in parts)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize("kind", ["epsilon", "boltzmann", "none"])
+def test_how_probable_an_action_was_is_how_often_it_is_chosen(kind: str, masked: bool) -> None:
+    part, rng, n = made("choose", kind, masked), np.random.default_rng(0), 4_000
+    q = rng.standard_normal((N, A)).astype(np.float32)
+    state = map_tree(as_numpy, part.initial_state(range(N)))
+    known = np.where(MASK != 0, q, -np.inf) if masked else q
+    chosen = np.stack([act(part, q, (), part.noise(rng, (N,)), state, np, masked)[0] for _ in range(n)])
+    level = np.broadcast_to(part.level_of(as_numpy(part.level), state, np), N)
+    for action in range(A):
+        p = np.exp(part.log_prob(known.astype(np.float64), np.full(N, action), level))
+        assert np.allclose(p, (chosen == action).mean(0), atol=4 * math.sqrt(0.25 / n))
+        assert not masked or (p[MASK[:, action] == 0] == 0).all()
+
+
+def test_how_probable_actions_of_held_or_drawn_weights_were_is_not_known() -> None:
+    q, action, level = np.zeros((N, A)), np.zeros(N, np.int64), np.full(N, 0.3)
+    noisy = made("choose", "noisy")
+    noisy.kind = "noisy"
+    assert noisy.log_prob(q, action, level) is None
+    assert made("choose", "noise_hold").log_prob(q, action, level) is None
+    assert made("choose", "own").log_prob(q, action, level) is None
