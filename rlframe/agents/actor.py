@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.agents.base import Agent, AgentState, NumpyStep
+from rlframe.agents.base import Agent, AgentState, NumpyStep, Target, unknown
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
-from rlframe.distributions import TanhGaussian
+from rlframe.distributions import Categorical, Distribution, TanhGaussian
 from rlframe.distributions.categorical import gumbel
 from rlframe.exploration import ActionNoise, ExploreConfig, NetworkNoise, check_features, config_of
 from rlframe.models import ModelConfig
@@ -75,6 +76,10 @@ class ActorPolicy(ABC):
     def mode(self, params: Tensor) -> Tensor:
         """Greedy actions [n, *act]: those of zero noise."""
 
+    @abstractmethod
+    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
+        """The distribution of its actions, and what makes its parameters of the network's."""
+
 
 class Deterministic(ActorPolicy):
     """a = tanh x (Lillicrap et al. 2016)."""
@@ -95,6 +100,9 @@ class Deterministic(ActorPolicy):
 
     def mode(self, params: Tensor) -> Tensor:
         return self.action(params)
+
+    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
+        return lambda params: F.pad(params, (0, self.size)), TanhGaussian(self.shape)  # its mode is tanh x
 
     def action(self, params: Tensor) -> Tensor:
         """Actions a = tanh x [n, *act]."""
@@ -124,6 +132,9 @@ class SquashedGaussian(ActorPolicy):
     def mode(self, params: Tensor) -> Tensor:
         return self.distribution.mode(params)
 
+    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
+        return lambda params: params, self.distribution
+
 
 class Choice(ActorPolicy):
     """One of n discrete actions; the parameters are logits (Christodoulou 2019)."""
@@ -152,6 +163,9 @@ class Choice(ActorPolicy):
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
+
+    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
+        return lambda params: params, Categorical(self.param_size)
 
 
 def bounded_box(action_space: Space) -> spaces.Box:
@@ -198,6 +212,12 @@ class ActorAgent(Agent):
         self._samples_if_random = not (policy.size or exploration.samples)  # a choice that is greedy otherwise
         sampled = exploration.samples and not exploration.changes
         self.log_prob_known = sampled or isinstance(exploration, NetworkNoise)
+
+    def target(self, explore: bool, epsilon: float) -> Target:
+        if explore and not (self.log_prob_known and self.exploration.samples):
+            raise unknown("with noise on its actions or parameters, or without any,")
+        of, distribution = self.policy.target()
+        return lambda inputs: of(self.model(map_tree(lambda x: x[:, 0], inputs.observation))), distribution
 
     def set_random(self, random: bool) -> None:
         """Whether actions are uniformly random from now on."""

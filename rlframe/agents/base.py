@@ -10,12 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct, Tree, leaves, map_tree, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep, Samples
+from rlframe.distributions import Distribution
 from rlframe.models.base import Model
+
+
+def unknown(what: str) -> ConfigError:
+    """The error of an agent whose probabilities are not known."""
+    return ConfigError(
+        f"the probabilities of this agent's actions {what} are not known; explore=false estimates its greedy policy, "
+        f"by estimate=fqe"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +35,7 @@ class AgentState(Struct):
     memory: Tree  # the model's state; () without memory
 
 
+Target = tuple[Callable[[AgentInputs], Tensor], Distribution]  # see Agent.target
 NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
 
 
@@ -73,6 +83,16 @@ class Agent(nn.Module, ABC):
         Log-probabilities [T, B]; None if they are not known. `env`: index over all ranks of a batch's first column.
         """
         return lambda samples: getattr(samples.info, "log_prob", None)
+
+    def target(self, explore: bool, epsilon: float) -> Target:
+        """The distribution of its actions, for estimates: of its parameters [T, 1, P] at inputs [T, 1], and of what.
+
+        Args:
+            explore: with its noise; else its mode counts.    epsilon: see `exploring_at`.
+        Raises:
+            ConfigError: it is not known.
+        """
+        raise ConfigError(f"{type(self).__name__} must be a PolicyAgent, QAgent or ActorAgent to be estimated")
 
     model_config: Any = None  # a ModelConfig, to be recorded
 

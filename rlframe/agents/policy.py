@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target, unknown
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
@@ -64,6 +64,9 @@ class PolicyAgent(ModelAgent):
 
         return step
 
+    def target(self, explore: bool, epsilon: float) -> Target:
+        return lambda inputs: self.model(inputs, self.memory(1))[0], self.distribution
+
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""
         return self.model(inputs, state)
@@ -97,6 +100,11 @@ class GsdePolicyAgent(PolicyAgent):
     def __init__(self, model: ActorCritic, distribution: Distribution, exploration: Gsde) -> None:
         super().__init__(model, distribution)
         self.exploration = exploration
+
+    def target(self, explore: bool, epsilon: float) -> Target:
+        if explore:
+            raise unknown("with explore=gsde, whose noise is correlated in time,")
+        return super().target(explore, epsilon)
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:

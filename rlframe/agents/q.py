@@ -13,15 +13,17 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target, unknown
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array, Samples
 from rlframe.critics import Value
+from rlframe.distributions import Categorical
 from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.exploration.base import ExploreState
+from rlframe.exploration.q import Greedy
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.network import initial_weights
@@ -109,9 +111,25 @@ class QAgent(ModelAgent):
             if self.masked:
                 q = np.where(allowed(samples.inputs.observation[ACTION_MASK][:-1]), q, -np.inf)
             of_envs = explores.level_of(level, ExploreState(env + np.arange(B, dtype=np.float32), ()), np)
-            return explores.log_prob(q.astype(np.float64), samples.action, np.broadcast_to(of_envs, (T, B)))
+            of_all = explores.log_probabilities(q.astype(np.float64), np.broadcast_to(of_envs, (T, B)), np)
+            return None if of_all is None else np.take_along_axis(of_all, samples.action[..., None], -1)[..., 0]
 
         return log_prob
+
+    def target(self, explore: bool, epsilon: float) -> Target:
+        n_actions = int(self.action_space.n)
+        chooses: Any = self.exploration if explore else Greedy(n_actions, self.masked)
+        with self.exploring_at(epsilon):
+            level = self.exploration.level[0].clone()
+        if chooses.log_probabilities(level.new_zeros(2), level, torch) is None:
+            raise unknown(f"explore={chooses.kind}")
+
+        def logits(inputs: AgentInputs) -> Tensor:
+            q = self.of_allowed(self.kind.q(self.model(inputs, self.memory(1), 0.0)[0]), inputs)
+            found: Tensor = chooses.log_probabilities(q, level, torch)
+            return found
+
+        return logits, Categorical(n_actions)
 
     def best(self, q: Tensor, inputs: AgentInputs) -> Tensor:
         """The action [...] of the highest Q-value [..., A] among those that the inputs' mask allows."""

@@ -10,17 +10,12 @@ import torch.nn.functional as F
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
-from rlframe.agents.actor import Choice, SquashedGaussian
-from rlframe.agents.policy import GsdePolicyAgent
+from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.data.episodes import Episode
-from rlframe.distributions import Categorical, Distribution, TanhGaussian, executed
-from rlframe.exploration.q import Boltzmann, Epsilon
-from rlframe.models.views import allowed
+from rlframe.distributions import Categorical, Distribution, executed
 
 Params = Callable[[Episode], Tensor]
 Network = Callable[[AgentInputs], Tensor]
@@ -84,14 +79,7 @@ def target_policy(
     device = next(agent.parameters()).device
     with agent.exploring_at(epsilon):  # an agent without epsilon is an error
         pass
-    if isinstance(agent, ActorAgent):
-        network, distribution = _of_actor(agent, explore)
-    elif isinstance(agent, QAgent):
-        network, distribution = _of_q(agent, explore, epsilon)
-    elif isinstance(agent, PolicyAgent):
-        network, distribution = _of_policy(agent, explore)
-    else:
-        raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be estimated")
+    network, distribution = agent.target(explore, epsilon)
 
     @torch.no_grad()
     def params(episode: Episode) -> Tensor:
@@ -99,57 +87,6 @@ def target_policy(
         return found.reshape(len(found), -1).float()
 
     return TargetPolicy(params, distribution, observation_space, action_space, greedy=not explore)
-
-
-def _of_policy(agent: PolicyAgent, explore: bool) -> tuple[Network, Distribution]:
-    """Parameters [T+1, 1, P], and what they are of."""
-    if explore and isinstance(agent, GsdePolicyAgent):
-        raise _unknown("with explore=gsde, whose noise is correlated in time,")
-    return lambda inputs: agent.model(inputs, agent.memory(1))[0], agent.distribution
-
-
-def _of_actor(agent: ActorAgent, explore: bool) -> tuple[Network, Distribution]:
-    """Parameters [T+1, P], and what they are of."""
-    policy = agent.policy
-
-    def params(inputs: AgentInputs) -> Tensor:
-        return agent.model(map_tree(lambda x: x[:, 0], inputs.observation))
-
-    if explore and not (agent.log_prob_known and agent.exploration.samples):
-        raise _unknown("with noise on its actions or parameters, or without any,")
-    if isinstance(policy, Choice):
-        return params, Categorical(policy.param_size)
-    if isinstance(policy, SquashedGaussian):
-        return params, policy.distribution
-    return lambda inputs: F.pad(params(inputs), (0, policy.size)), TanhGaussian(policy.shape)  # its mode is tanh x
-
-
-def _of_q(agent: QAgent, explore: bool, epsilon: float) -> tuple[Network, Distribution]:
-    """Logits [T+1, 1, A], and the distribution that they are of."""
-    exploration = agent.exploration
-    if explore and (exploration.kind == "noisy" or not isinstance(exploration, Epsilon | Boltzmann)):
-        raise _unknown(f"explore={exploration.kind}")
-    with agent.exploring_at(epsilon):
-        level = float(exploration.level[0])
-
-    def logits(inputs: AgentInputs) -> Tensor:
-        values, _ = agent.model(inputs, agent.memory(1), 0.0)
-        q = agent.kind.q(values)
-        can = allowed(inputs.observation[ACTION_MASK]) if agent.masked else torch.ones_like(q, dtype=torch.bool)
-        q = q.masked_fill(~can, -torch.inf)
-        if explore and isinstance(exploration, Boltzmann) and level > 0:
-            return q / level
-        best, rate = F.one_hot(q.argmax(-1), q.shape[-1]), level * (explore and isinstance(exploration, Epsilon))
-        return (best * (1 - rate) + can / can.sum(-1, keepdim=True) * rate).log()
-
-    return logits, Categorical(int(agent.action_space.n))
-
-
-def _unknown(what: str) -> ConfigError:
-    return ConfigError(
-        f"the probabilities of this agent's actions {what} are not known; explore=false estimates its greedy policy, "
-        f"by estimate=fqe"
-    )
 
 
 def _inputs(episode: Episode, device: torch.device) -> AgentInputs:

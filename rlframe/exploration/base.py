@@ -123,8 +123,8 @@ class QExploration(Exploration):
             level: see `level_of`.    xp: the module of all arrays, torch or numpy.
         """
 
-    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray | None:
-        """Log-probability [...] of actions that were chosen by q [..., A] at a level [...]; None: it is not known."""
+    def log_probabilities(self, q: Array, level: Array, xp: Any) -> Array | None:
+        """Of all actions [..., A], chosen by q [..., A], -inf for forbidden ones, at a level [...]; None: not known."""
         return None
 
 

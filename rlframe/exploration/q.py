@@ -62,17 +62,22 @@ class Epsilon(QExploration):
         explores = noise.uniform > 1 - self.level_of(level, state, xp)
         return xp.where(explores, drawn, q.argmax(-1)), state
 
-    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray | None:
+    def log_probabilities(self, q: Array, level: Array, xp: Any) -> Array | None:
         if self.kind == "noisy":  # weights were drawn too
             return None
-        is_allowed = q > -np.inf
-        drawn = np.take_along_axis(is_allowed, action[..., None], -1)[..., 0] / is_allowed.sum(-1).clip(1)
-        return _log(level * drawn + (1 - level) * (action == q.argmax(-1)))
+        allowed, level = q > -math.inf, level[..., None]
+        return _log(level * allowed / allowed.sum(-1).clip(1)[..., None] + (1 - level) * _is_best(q, xp), xp)
 
 
-def _log(probability: np.ndarray) -> np.ndarray:
+def _is_best(q: Array, xp: Any) -> Array:
+    """[..., A] bool."""
+    actions = np.arange(q.shape[-1])
+    return q.argmax(-1)[..., None] == (actions if xp is np else torch.from_numpy(actions).to(q.device))
+
+
+def _log(probability: Array, xp: Any) -> Array:
     with np.errstate(divide="ignore"):  # -inf of what cannot be
-        return np.log(probability)
+        return xp.log(1.0 * probability)
 
 
 def random_actions(of: QExploration, rng: np.random.Generator, lead: tuple[int, ...]) -> np.ndarray:
@@ -111,11 +116,10 @@ class Boltzmann(QExploration):
         temperature = self.level_of(level, state, xp)
         return (q + (temperature[:, None] if self.graded else temperature) * noise).argmax(-1), state
 
-    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray:
-        above = (q - q.max(-1, keepdims=True)) / np.maximum(level, _TINY)[..., None]
-        of_all = above - np.log(np.exp(above).sum(-1, keepdims=True))
-        found: np.ndarray = np.take_along_axis(of_all, action[..., None], -1)[..., 0]
-        return np.where(level > 0, found, _log(1.0 * (action == q.argmax(-1))))
+    def log_probabilities(self, q: Array, level: Array, xp: Any) -> Array:
+        level = level[..., None]
+        above = (q - xp.amax(q, -1)[..., None]) / level.clip(_TINY)
+        return xp.where(level > 0, above - xp.log(xp.exp(above).sum(-1))[..., None], _log(_is_best(q, xp), xp))
 
 
 @chz.chz
@@ -150,8 +154,8 @@ class Greedy(QExploration):
     ) -> tuple[Array, ExploreState]:
         return q.argmax(-1), state
 
-    def log_prob(self, q: np.ndarray, action: np.ndarray, level: np.ndarray) -> np.ndarray:
-        return _log(1.0 * (action == q.argmax(-1)))
+    def log_probabilities(self, q: Array, level: Array, xp: Any) -> Array:
+        return _log(_is_best(q, xp), xp)
 
 
 class Durations:

@@ -281,16 +281,17 @@ def test_how_probable_an_action_was_is_how_often_it_is_chosen(kind: str, masked:
     known = np.where(MASK != 0, q, -np.inf) if masked else q
     chosen = np.stack([act(part, q, (), part.noise(rng, (N,)), state, np, masked)[0] for _ in range(n)])
     level = np.broadcast_to(part.level_of(as_numpy(part.level), state, np), N)
-    for action in range(A):
-        p = np.exp(part.log_prob(known.astype(np.float64), np.full(N, action), level))
-        assert np.allclose(p, (chosen == action).mean(0), atol=4 * math.sqrt(0.25 / n))
-        assert not masked or (p[MASK[:, action] == 0] == 0).all()
+    p = np.exp(part.log_probabilities(known.astype(np.float64), level, np))
+    assert np.allclose(p, (chosen[..., None] == np.arange(A)).mean(0), atol=4 * math.sqrt(0.25 / n))
+    assert not masked or (p[MASK == 0] == 0).all()
+    in_torch = part.log_probabilities(torch.from_numpy(known), torch.from_numpy(level.copy()), torch)
+    assert np.allclose(in_torch.exp().numpy(), p, atol=1e-6)
 
 
 def test_how_probable_actions_of_held_or_drawn_weights_were_is_not_known() -> None:
-    q, action, level = np.zeros((N, A)), np.zeros(N, np.int64), np.full(N, 0.3)
+    q, level = np.zeros((N, A)), np.full(N, 0.3)
     noisy = made("choose", "noisy")
     noisy.kind = "noisy"
-    assert noisy.log_prob(q, action, level) is None
-    assert made("choose", "noise_hold").log_prob(q, action, level) is None
-    assert made("choose", "own").log_prob(q, action, level) is None
+    assert noisy.log_probabilities(q, level, np) is None
+    assert made("choose", "noise_hold").log_probabilities(q, level, np) is None
+    assert made("choose", "own").log_probabilities(q, level, np) is None
