@@ -100,7 +100,7 @@ class _Block:
         return len(self._bytes) - self.used
 
     def place(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-        """Its next bytes as an array; NumPy's takes a tenth of the time of torch's three views."""
+        """Its next bytes as an array, which takes NumPy less time than torch, with three views."""
         found: np.ndarray = np.ndarray(shape, dtype, self._bytes, self.used)
         self.used += _aligned(found.nbytes)
         return found
