@@ -48,7 +48,6 @@ from rlframe.experiment.weights import (
 )
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
-from rlframe.replay import OfDatasets
 from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import rewards_for
 from rlframe.rollout.inference import rows_keep_their_bits
@@ -285,8 +284,7 @@ def _datasets_of(experiment: Experiment) -> list[str]:
     """That of eval.dataset, else those that are learned from."""
     if experiment.eval.dataset:
         return [experiment.eval.dataset]
-    learned = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
-    return learned.names() if isinstance(learned, OfDatasets) else []
+    return experiment.algo.replay.names() if learns_from(experiment.algo) == "replay" else []
 
 
 def _reference(experiment: Experiment, in_spaces: tuple[Space, Space]) -> ReferenceScores | None:

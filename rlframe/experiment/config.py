@@ -25,7 +25,7 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.loggers import DEFAULT_LOGGERS
-from rlframe.replay import ReplayConfig
+from rlframe.replay.make import PACKAGE as OF_REPLAYS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import SyncRlConfig
@@ -198,7 +198,7 @@ class Experiment:
 
     def on_ray(self) -> bool:
         """Whether a part of it is in actors of Ray."""
-        replays = (value for _, value, _ in values_of(self.algo) if isinstance(value, ReplayConfig))
+        replays = (value for _, value, key in values_of(self.algo) if key.part and key.part.package == OF_REPLAYS)
         return self.sampler.on_ray or any(each.on_ray for each in replays)
 
     def title(self) -> str:

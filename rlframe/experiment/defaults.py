@@ -18,7 +18,6 @@ from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import NO_ENV, is_atari, resolve
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import from_flat, merge
-from rlframe.replay import OfDatasets
 from rlframe.samplers.auto import TimingProcess
 
 _OF_VECTORS = tuple(f"gymnasium.envs.{name}" for name in ("classic_control", "mujoco", "toy_text"))
@@ -58,10 +57,9 @@ def _source(experiment: Experiment) -> str:
 
 def _only_data(experiment: Experiment) -> str:
     """The dataset that an algorithm learns from without a sampler; empty if it learns from experience too."""
-    replay = experiment.algo.replay if learns_from(experiment.algo) == "replay" else None
-    if not isinstance(replay, OfDatasets) or replay.is_live():
+    if learns_from(experiment.algo) != "replay" or experiment.algo.replay.is_live():
         return ""
-    return replay.names()[0]
+    return next(iter(experiment.algo.replay.names()), "")
 
 
 def _of_data(name: str, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from rlframe.kernels.device import choose_precision
 from rlframe.record.directory import run_directory, run_tokens
 from rlframe.record.loggers import check_loggers
 from rlframe.record.remote import check_uri
-from rlframe.replay import OfDatasets
 from rlframe.runners.recording import named_for
 from rlframe.system import cluster
 from rlframe.system.distributed import rank_from_environment
@@ -223,7 +222,7 @@ def place_job(job: Job) -> tuple[Job, int]:
     elif experiment.learners == AUTO:
         experiment, reason = hardware.choose_learners(experiment)
         notes = (*notes, *filter(None, [reason]))
-    if getattr(experiment.algo, "imitates", False) and not isinstance(experiment.algo.replay, OfDatasets):
+    if getattr(experiment.algo, "imitates", False) and not experiment.algo.replay.has_data:
         name = part_name(experiment.algo, ROOTS["algo"])
         notes = (
             *notes,

@@ -76,6 +76,10 @@ class ReplayConfig:
         """Whether it stores what the run's sampler collects."""
         return True
 
+    def names(self) -> list[str]:
+        """Ids or paths of the datasets whose rows it has."""
+        return []
+
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         """The replay that an algorithm asks for. Raises as `make_replay`."""
         raise NotImplementedError
