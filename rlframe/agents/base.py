@@ -96,6 +96,10 @@ class Agent(nn.Module, ABC):
 
     model_config: Any = None  # a ModelConfig, to be recorded
 
+    def agents(self) -> dict[str, Agent]:
+        """Of several policies, the agent of each by its name; of one policy, none."""
+        return {}
+
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]; called by the learner once per batch."""
 

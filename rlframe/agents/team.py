@@ -56,7 +56,6 @@ class Team(Agent):
                 )
 
     def agents(self) -> dict[str, Agent]:
-        """The agent of each policy."""
         return {name: agent for name, agent in self.policies.items() if isinstance(agent, Agent)}
 
     @torch.inference_mode()

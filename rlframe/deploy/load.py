@@ -14,7 +14,6 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.agents.team import Team
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
@@ -87,7 +86,7 @@ def _agent_with(
 ) -> Agent:
     try:
         agent = make_agent(experiment, observation_space, action_space, torch.device("cpu"))
-        own = [*agent.agents().values()] if isinstance(agent, Team) else []
+        own = [*agent.agents().values()]
         load_weights(own[0] if len(own) == 1 else agent, weights, source)  # one alone has its weights by their names
     except (ConfigError, ValueError) as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names every parameter

@@ -13,7 +13,6 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.agents.team import Team
 from rlframe.core.errors import ConfigError, PartError, aligned, naming, one_line, printable, warn_once
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
 from rlframe.core.parts import find_attribute
@@ -93,7 +92,7 @@ class PolicyPlayer:
         Raises:
             ConfigError: its environment has a single agent.
         """
-        if not isinstance(agent, Team) or not all(isinstance(space, JointSpace) for space in spaces):
+        if not agent.agents() or not all(isinstance(space, JointSpace) for space in spaces):
             raise ConfigError(f"{name:.200} was trained in an environment of one agent; matches need several")
         self.name, self._agents, self._explore = name, agent.agents(), explore
         self._spaces: tuple[Any, Any] = spaces

@@ -9,7 +9,6 @@ from typing import Any
 from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
-from rlframe.agents.team import Team
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, JointSpace, PolicyMap
@@ -30,12 +29,12 @@ class TeamPolicy:
     """
 
     def __init__(
-        self, team: Team, observation_space: JointSpace, action_space: JointSpace, policies: PolicyMap
+        self, team: Agent, observation_space: JointSpace, action_space: JointSpace, policies: PolicyMap
     ) -> None:
-        """`policies`: which of them acts for which agent."""
+        """`team`: of several policies.    policies: which of them acts for which agent."""
         self.observation_space, self.action_space = observation_space, action_space
         self.policies = tuple(observation_space.agents)  # their names
-        self._team, self._map = team, policies
+        self._agents, self._map = team.agents(), policies
         self._function = function_of(policies.function, "agents.map")
         self._by_agent: dict[str, Policy] = {}  # of those that have acted in this episode
         self._acting: frozenset[str] = frozenset()  # in the step before
@@ -51,9 +50,7 @@ class TeamPolicy:
         if policy not in self.policies:
             known = ", ".join(self.policies)
             raise ConfigError(f"policy={policy:.60}: there is none of this name; there are {known}")
-        agent = self._team.policies[policy]
-        assert isinstance(agent, Agent)
-        return Policy(agent, self.observation_space.own[policy], self.action_space.own[policy], seed)
+        return Policy(self._agents[policy], self.observation_space.own[policy], self.action_space.own[policy], seed)
 
     def act(
         self,
@@ -104,7 +101,7 @@ def policy_of(agent: Agent, in_spaces: tuple[Space, Space], policies: PolicyMap,
         ConfigError: it has none of this name.
     """
     observations, actions = in_spaces
-    if isinstance(agent, Team) and isinstance(observations, JointSpace) and isinstance(actions, JointSpace):
+    if isinstance(observations, JointSpace) and isinstance(actions, JointSpace):
         team = TeamPolicy(agent, observations, actions, policies)
         return team.of(name or team.policies[0]) if name or len(team.policies) == 1 else team
     if name:

@@ -151,7 +151,7 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
             check_batch(experiment, agent, *in_spaces)
             sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
             learners = make_learners(experiment, agent, sampler, in_spaces)
-            algo = max((each.algo for each in learners.values()), key=lambda algo: not isinstance(algo, Frozen))
+            algo = learners[max(learners, key=experiment.agents.learns)].algo
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads, placing.n_runs)
             evaluator = _make_evaluator(experiment, *evaluated_agent(experiment, agent, in_spaces), affinity)
@@ -183,7 +183,8 @@ def make_learners(
     experiment: Experiment, agent: Agent, sampler: Source, in_spaces: tuple[Space, Space]
 ) -> dict[str, Learner]:
     """The learner of the agent, or of each policy of a Team."""
-    if not isinstance(agent, Team):
+    policies = agent.agents()
+    if not policies:
         if learns_jointly(experiment.algo):
             name = part_name(experiment.algo, ROOTS["algo"])
             raise ConfigError(f"algo={name} is for environments of several agents, and env={experiment.env} has one")
@@ -193,12 +194,12 @@ def make_learners(
         return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
     observations, actions = joint(in_spaces)
     found = {}
-    sizes = {SHARED: agent.sizes[SHARED]} if experiment.agents.league.opponents else agent.sizes
-    for index, (name, n) in enumerate(sizes.items()):
-        own, policy, spec = experiment.of_policy(name, index), agent.agents()[name], sampler.batch_spec
+    for index, name in enumerate([SHARED] if experiment.agents.league.opponents else policies):
+        own, policy, spec = experiment.of_policy(name, index), policies[name], sampler.batch_spec
+        n = len(observations.agents[name])
         learns, jointly = experiment.agents.learns(name), learns_jointly(own.algo)
         if learns and jointly:
-            check_joint(name, own.algo, own.reward.bonus, own.env, agent.turns)
+            check_joint(name, own.algo, own.reward.bonus, own.env, observations.turns)
         each = partial(own.algo.make_algorithm, policy, spec._replace(B=spec.B * n))
         make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
         in_own = observations.own[name], actions.own[name]

@@ -62,7 +62,7 @@ def make_leagues(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, S
         ConfigError: a member's weights do not fit.
     """
     config = experiment.agents.league
-    if not isinstance(agent, Team) or not config.opponents:
+    if not config.opponents:
         return []
     observations, _ = joint(in_spaces)
     opponents = [agent.agents()[opponent_name(k)] for k in range(config.opponents)]
@@ -77,7 +77,7 @@ def evaluated_agent(
     experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]
 ) -> tuple[Agent, tuple[Space, Space]]:
     """The agent that is evaluated, and its spaces: of a league, the policy that learns, which plays all seats."""
-    if not experiment.agents.league.opponents or not isinstance(agent, Team):
+    if not experiment.agents.league.opponents:
         return agent, in_spaces
     observations, actions = (space.part(SHARED) for space in joint(in_spaces))
     return Team({SHARED: agent.agents()[SHARED]}, observations, actions), (observations, actions)

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import chz
 
 from rlframe.agents import Agent
-from rlframe.agents.team import Team
 from rlframe.algos.compiled import CompileChoice
 from rlframe.algos.stacked import REMEDY, UpdateStack
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
@@ -91,7 +90,7 @@ class Seat(Placing):
         self.number, self.n_runs, self._stack = number, stack.meeting.n, stack
 
     def place(self, agent: Agent) -> None:
-        if isinstance(agent, Team):
+        if agent.agents():
             _refuse("environments of several agents")
         observation_space: Any = agent.observation_space
         if has_images(observation_space):

@@ -20,7 +20,6 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
@@ -160,7 +159,7 @@ class _Trial:
 
     def _learners(self, experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> Mapping[str, Learner]:
         spec = self.sampler.batch_spec
-        if isinstance(agent, Team):
+        if agent.agents():
             at_once = experiment.without_init()
             policies = {
                 name: chz.replace(own, algo=_learning_at_once(own.algo, spec))
