@@ -12,7 +12,7 @@ import chz
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.base import SkippedUpdate
+from rlframe.algos.base import Algorithm, SkippedUpdate
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
 from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
@@ -253,6 +253,11 @@ def make_optimizer_step(
     config = schedules.config.optimizer
     config = config if decays or not hasattr(config, "weight_decay") else chz.replace(config, weight_decay=0.0)
     return OptimizerStep(config.make(list(parameters)), schedules, rate, units)
+
+
+def optimizer_steps(algo: Algorithm) -> dict[str, OptimizerStep]:
+    """Those among an algorithm's attributes, by their names."""
+    return {name: part for name, part in vars(algo.unwrapped).items() if isinstance(part, OptimizerStep)}
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

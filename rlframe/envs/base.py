@@ -127,6 +127,10 @@ class Envs(ABC):
         self.reset(out)
         return [f"{self.backend} cannot save its state"] * self.n
 
+    def counters(self) -> dict[str, float]:
+        """Metrics of what steps them, for the log."""
+        return {}
+
     @abstractmethod
     def frame(self, index: int) -> np.ndarray:
         """An image [H, W, 3] uint8 of environment `index` now. Raises EnvError if it cannot be rendered."""

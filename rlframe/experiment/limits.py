@@ -22,7 +22,6 @@ from rlframe.core.struct import leaves
 from rlframe.experiment.config import Experiment
 from rlframe.models.encoders import has_images
 from rlframe.optimizers import Optimizer
-from rlframe.rewards.curiosity import CuriosityConfig
 from rlframe.rollout.inference import empty_batch
 from rlframe.system.machine import n_cpus
 
@@ -74,7 +73,7 @@ def _check_processes(experiment: Experiment, n_ranks: int) -> None:
 def _of_rows(experiment: Experiment) -> dict[str, float]:
     """The least bytes of environments and batches, by their settings."""
     algo, sampler, evaluation = experiment.algo, experiment.sampler, experiment.eval
-    model, bonus = experiment.model, experiment.reward.bonus
+    model, bonus_rows = experiment.model, _count_of(experiment.reward.bonus, "batch_size")
     n_eval = min(evaluation.n_envs, evaluation.n_episodes) if experiment.evaluates else 0
     B, T = sampler.batch_B, 0 if experiment.runner.evolves else sampler.batch_T
     rows, atoms, length = _count_of(algo, "batch_size"), _count_of(algo, "n_atoms"), _count_of(algo, "learn_T")
@@ -85,6 +84,7 @@ def _of_rows(experiment: Experiment) -> dict[str, float]:
         f"sampler.batch_T={T} sampler.batch_B={B}, a batch of {T * B:,} rows": T * B * _ROW_BYTES * _slots(experiment),
         f"eval.n_envs={evaluation.n_envs}": n_eval * _ENV_BYTES,
         f"algo.batch_size={rows}{sequences}": rows * max(1, length) * _ROW_BYTES,
+        f"reward.bonus.batch_size={bonus_rows}": bonus_rows * _ROW_BYTES,
     }
     if getattr(algo, "value", "") in ("quantile", "implicit"):  # each quantile with each of the target
         found[f"algo.batch_size={rows} algo.n_atoms={atoms}, the pairs of quantiles,"] = rows * atoms**2 * _NUMBER
@@ -92,13 +92,11 @@ def _of_rows(experiment: Experiment) -> dict[str, float]:
         window = f"model.memory_window={model.memory_window} model.memory_layers={model.memory_layers}"
         remembered = f"{window} model.memory_size={model.memory_size} sampler.batch_B={B}, the rows that it remembers,"
         found[remembered] = (model.memory_window - 1) * model.memory_layers * model.memory_size * B * _NUMBER
-    if isinstance(bonus, CuriosityConfig):
-        found[f"reward.bonus.batch_size={bonus.batch_size}"] = bonus.batch_size * _ROW_BYTES
     return found
 
 
 def _count_of(config: Any, name: str) -> int:
-    """A count of an algorithm, or 0 if it has none."""
+    """A count of an algorithm or a bonus, or 0 if it has none."""
     value = getattr(config, name, 0)
     return value if isinstance(value, int) else 0
 
@@ -206,12 +204,9 @@ def _count(experiment: Experiment, observation_space: Space, action_space: Space
 
 def _count_bonus(experiment: Experiment, observation_space: Space, action_space: Space) -> int:
     """The numbers of a bonus's networks."""
-    bonus = experiment.reward.bonus
-    if not isinstance(bonus, CuriosityConfig):
-        return 0
     with contextlib.suppress(Exception), torch.device("meta"):
-        made = bonus.make_bonus(observation_space, action_space)
-        return _numel((*made.parameters(), *made.buffers()))
+        made = experiment.reward.bonus.networks(observation_space, action_space)
+        return _numel(x for network in made for x in (*network.parameters(), *network.buffers()))
     return 0
 
 

@@ -32,9 +32,8 @@ from rlframe.models.encoders import has_images
 from rlframe.record.console import speaking_as
 from rlframe.record.loggers import DEFAULT_LOGGERS
 from rlframe.record.snapshot import list_snapshots
-from rlframe.rewards import NoBonus
 from rlframe.runners import MinibatchRl
-from rlframe.samplers import auto, serial
+from rlframe.samplers import auto
 from rlframe.system.affinity import pinned
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
@@ -58,7 +57,7 @@ def check_stackable(c: Experiment) -> None:
         _refuse(f"learners={c.learners}")
     if c.runner.runner_class is not MinibatchRl:
         _refuse(f"runner={part_name(c.runner, ROOTS['runner'])}")
-    if not isinstance(c.sampler, auto.Config | serial.Config):
+    if not (c.sampler.undecided or c.sampler.in_process):
         _refuse(f"sampler={part_name(c.sampler, ROOTS['sampler'])}")
     if choose_device(c.device).type != "cpu":
         _refuse(f"device={c.device}, where ten seeds in a stack are no faster than one by one (or add device=cpu)")
@@ -66,11 +65,12 @@ def check_stackable(c: Experiment) -> None:
         _refuse(f"eval.n_workers={c.eval.n_workers}")
     if c.model.memory != "none":
         _refuse(f"model.memory={c.model.memory}")
-    for key, value in to_flat(c).items():
+    flat = to_flat(c)
+    for key, value in flat.items():
         if key.endswith("dropout") and value:
             _refuse(f"{key}={value}")
-    if not isinstance(c.reward.bonus, NoBonus):
-        _refuse(f"reward.bonus={to_flat(c)['reward.bonus']}")
+    if flat["reward.bonus"] != "none":
+        _refuse(f"reward.bonus={flat['reward.bonus']}")
     if c.on_ray():
         _refuse("what is on Ray")
     if c.agents.given() or find_multi_agent(c.env):

@@ -11,7 +11,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import optimizer_steps
 from rlframe.core.errors import ConfigError, one_line
 from rlframe.record.snapshot import load_snapshot, state_keys
 
@@ -99,8 +99,7 @@ def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
         ConfigError: it has none in its `saved` attributes, or the snapshot has none of that name.
         ValueError: one is of another kind or another network.
     """
-    parts = vars(algo.unwrapped)
-    steps = {name: part for name, part in parts.items() if isinstance(part, OptimizerStep)}
+    steps = optimizer_steps(algo)
     if not isinstance(saved, Mapping):
         raise ConfigError(f"init_optimizer=true: {source} has no state of an algorithm, but {type(saved).__name__}")
     if not steps:

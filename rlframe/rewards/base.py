@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,10 @@ class BonusConfig:
             n_steps: env_steps of the run, over which schedules go.    seed: the run's root seed.
         """
         raise NotImplementedError
+
+    def networks(self, observation_space: Space, action_space: Space) -> Sequence[nn.Module]:
+        """New networks as those of the bonus, for their number of weights."""
+        return ()
 
 
 @chz.chz

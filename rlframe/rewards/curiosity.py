@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +70,9 @@ class CuriosityConfig(BonusConfig):
     @abstractmethod
     def make_bonus(self, observation_space: Space, action_space: Space) -> Bonus:
         """Networks with random weights of torch's generator."""
+
+    def networks(self, observation_space: Space, action_space: Space) -> Sequence[nn.Module]:
+        return (self.make_bonus(observation_space, action_space),)
 
     def add_to(
         self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0

@@ -129,6 +129,7 @@ class SamplerConfig:
     """Base of every sampler's Config: the sizes of a batch."""
 
     undecided = False  # the hardware decides which sampler it is (sampler=auto)
+    in_process = False  # environments and agent are in the sampler's process
     acts_in_workers = False  # worker processes act, with copies of the agent; else the sampler's process acts
     acts_on_device = False  # in a process of its own, the sampler acts on the learner's device; else on the CPU
     collects_ahead = False  # `make_ahead` returns a SourceAhead, which async_rl takes as it is
@@ -273,8 +274,7 @@ class LocalInferenceSampler(Sampler, ABC):
         """Does nothing: the agent is shared with the learner."""
 
     def counters(self) -> dict[str, float]:
-        of_workers = self.envs.counters() if isinstance(self.envs, WorkerPool) else {}
-        return {**of_workers, **self.collector.bounds.counters()}
+        return {**self.envs.counters(), **self.collector.bounds.counters()}
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         for stepper in self.collector.steppers:

@@ -17,6 +17,8 @@ from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig, name_of_
 class Config(SamplerConfig):
     """For environments that step in microseconds, native vector environments, and debugging."""
 
+    in_process = True
+
     def make_sampler(self, envs: Envs, agent: Agent, seed: int) -> SerialSampler:
         return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.collector_class())
 
