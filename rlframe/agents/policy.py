@@ -17,7 +17,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
-from rlframe.distributions import DiagonalGaussian, Distribution, TanhGaussian, make_distribution
+from rlframe.distributions import Distribution, make_distribution
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, check_features, config_of
 from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
@@ -171,7 +171,7 @@ def make_policy_agent(
     check_action_space(action_space)
     distribution, correlates = make_distribution(action_space, config.distribution), part.needs_features
     size = distribution.param_size // 2
-    check_features(part, config, isinstance(distribution, DiagonalGaussian | TanhGaussian), action_space)
+    check_features(part, config, distribution.has_log_std, action_space)
 
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(policy_layer(n_features, size), stochastic=True, learn_features=False)

@@ -25,7 +25,6 @@ from rlframe.algos.off_policy import replay_of
 from rlframe.core.config import choice, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
-from rlframe.distributions import DiagonalGaussian, TanhGaussian
 from rlframe.distributions.gaussian import flat
 from rlframe.ops.policy_gradient import masked_mean
 from rlframe.replay import FixedSequence, NStep, Replay, Sequences, Transitions
@@ -68,7 +67,8 @@ class BC(Imitation):
             ConfigError: loss=mse, and the policy is not one Gaussian.
         """
         super().__init__(agent, replay, n_steps, c := config or Config())
-        if c.loss == "mse" and not isinstance(agent.distribution, DiagonalGaussian | TanhGaussian):
+        self._of_sequences = agent.recurrent
+        if c.loss == "mse" and not agent.distribution.has_log_std:
             raise ConfigError(
                 f"algo.loss=mse is for a Box with model.distribution=gaussian or squashed_gaussian, and this policy is "
                 f"a {type(agent.distribution).__name__}; use loss=log_prob"
@@ -77,9 +77,9 @@ class BC(Imitation):
     def rows_of_update(self) -> int:
         return int(self.config.batch_size * (self.config.learn_T if self.agent.recurrent else 1))
 
-    def _learn(self, batch: Transitions | Sequences) -> dict[str, Tensor]:
-        """One gradient step on the mean over valid rows."""
-        if isinstance(batch, Sequences):
+    def _learn(self, batch: Any) -> dict[str, Tensor]:
+        """One gradient step on the mean over valid rows, of Sequences with memory, else of Transitions."""
+        if self._of_sequences:
             params, _, _ = self.agent(batch.inputs[:-1], self.agent.parts_of(batch.state).memory)
             valid = batch.valid
         else:

@@ -246,7 +246,7 @@ class SAC(OffPolicyActorCritic):
         policy = self.agent.policy
         if not isinstance(policy, SquashedGaussian | Choice):
             raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
-        kind = Continuous if isinstance(policy, SquashedGaussian) else Discrete
+        kind = Continuous if policy.size else Discrete
         return kind(self.critic, policy, self.generator, self.now)
 
     def target_entropy(self, drawn: Any) -> Any:

@@ -19,7 +19,7 @@ class Categorical(Distribution):
     """Over {0, ..., n-1}; params are logits [..., n]."""
 
     def __init__(self, n: int) -> None:
-        self.param_size = n
+        self.param_size = self.n_choices = n
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return gumbel(rng, (*lead, self.param_size))

@@ -34,6 +34,8 @@ class DiagonalGaussian(Distribution):
     Environments clip the action they execute; the log-probability is that of the unclipped sample.
     """
 
+    has_log_std = True
+
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.size = shape, int(np.prod(shape))
         self.param_size = 2 * self.size
@@ -68,6 +70,8 @@ class DiagonalGaussian(Distribution):
 
 class TanhGaussian(Distribution):
     """tanh of a diagonal Gaussian, in (-1, 1), for bounded Box actions (Haarnoja et al. 2018, appendix C)."""
+
+    has_log_std = True
 
     def __init__(
         self, shape: tuple[int, ...], log_std: tuple[float, float] = (-math.inf, math.inf), by_tanh: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rlframe.distributions import DiagonalGaussian, Distribution, Joint, TanhGaussian
+from rlframe.distributions import Distribution
 from rlframe.models.network import orthogonal
 
 _POLICY_GAIN = 0.01  # nearly uniform initial policies (Andrychowicz et al. 2021, section 3.2)
@@ -47,13 +47,12 @@ def policy_head(
     distribution: Distribution, features: int, log_std: float, state_dependent_std: bool = False
 ) -> nn.Module:
     """Head for the parameters of `distribution`."""
-    match distribution:
-        case Joint():
-            return JointHead([policy_head(part, features, log_std, state_dependent_std) for part in distribution.parts])
-        case DiagonalGaussian() | TanhGaussian() if not state_dependent_std:
-            return GaussianHead(features, distribution.param_size // 2, log_std)
+    if distribution.joined:
+        return JointHead([policy_head(part, features, log_std, state_dependent_std) for part in distribution.joined])
+    if distribution.has_log_std and not state_dependent_std:
+        return GaussianHead(features, distribution.param_size // 2, log_std)
     layer = policy_layer(features, distribution.param_size)
-    if isinstance(distribution, DiagonalGaussian | TanhGaussian):
+    if distribution.has_log_std:
         with torch.no_grad():
             layer.bias[distribution.param_size // 2 :] += log_std
     return layer
