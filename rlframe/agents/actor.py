@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.agents.base import Agent, AgentState, NumpyStep, Target, unknown
+from rlframe.agents.base import Agent, AgentState, NumpyStep, Target
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
@@ -22,7 +22,8 @@ from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import Categorical, Distribution, TanhGaussian
 from rlframe.distributions.categorical import gumbel
-from rlframe.exploration import ActionNoise, ExploreConfig, NetworkNoise, check_features, config_of
+from rlframe.exploration import ActionNoise, ExploreConfig, check_features, config_of
+from rlframe.exploration.base import unknown_probabilities
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import LEAST_LOG_STD, with_modes
@@ -56,6 +57,7 @@ class ActorPolicy(ABC):
     param_size: int
     shape: tuple[int, ...] = ()  # of a Box action
     size: int  # numbers of a Box action; 0: Discrete actions
+    distribution: Distribution  # of sampled actions; if it is deterministic, one with its actions as modes
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
@@ -76,9 +78,9 @@ class ActorPolicy(ABC):
     def mode(self, params: Tensor) -> Tensor:
         """Greedy actions [n, *act]: those of zero noise."""
 
-    @abstractmethod
-    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
-        """The distribution of its actions, and what makes its parameters of the network's."""
+    def target(self, params: Tensor) -> Tensor:
+        """The parameters [n, P] of `distribution`: here the same."""
+        return params
 
 
 class Deterministic(ActorPolicy):
@@ -87,6 +89,7 @@ class Deterministic(ActorPolicy):
     def __init__(self, action_space: Space) -> None:
         self.shape = bounded_box(action_space).shape
         self.param_size = self.size = int(np.prod(self.shape))
+        self.distribution = TanhGaussian(self.shape)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return ()  # noise of the exploration may be added to the action
@@ -101,8 +104,8 @@ class Deterministic(ActorPolicy):
     def mode(self, params: Tensor) -> Tensor:
         return self.action(params)
 
-    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
-        return lambda params: F.pad(params, (0, self.size)), TanhGaussian(self.shape)  # its mode is tanh x
+    def target(self, params: Tensor) -> Tensor:
+        return F.pad(params, (0, self.size))
 
     def action(self, params: Tensor) -> Tensor:
         """Actions a = tanh x [n, *act]."""
@@ -111,6 +114,8 @@ class Deterministic(ActorPolicy):
 
 class SquashedGaussian(ActorPolicy):
     """tanh of a normal with a state-dependent standard deviation (Haarnoja et al. 2018)."""
+
+    distribution: TanhGaussian
 
     def __init__(self, action_space: Space, model: ModelConfig = _PLAIN) -> None:
         """`model`: bounds the log standard deviation."""
@@ -132,9 +137,6 @@ class SquashedGaussian(ActorPolicy):
     def mode(self, params: Tensor) -> Tensor:
         return self.distribution.mode(params)
 
-    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
-        return lambda params: params, self.distribution
-
 
 class Choice(ActorPolicy):
     """One of n discrete actions; the parameters are logits (Christodoulou 2019)."""
@@ -144,6 +146,7 @@ class Choice(ActorPolicy):
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"action space {action_space} must be Discrete for a choice")
         self.param_size, self.size, self.masked = int(action_space.n), 0, masked
+        self.distribution = Categorical(self.param_size)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return gumbel(rng, (*lead, self.param_size))
@@ -163,9 +166,6 @@ class Choice(ActorPolicy):
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
-
-    def target(self) -> tuple[Callable[[Tensor], Tensor], Distribution]:
-        return lambda params: params, Categorical(self.param_size)
 
 
 def bounded_box(action_space: Space) -> spaces.Box:
@@ -210,14 +210,6 @@ class ActorAgent(Agent):
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("random", torch.zeros(()))
         self._samples_if_random = not (policy.size or exploration.samples)  # a choice that is greedy otherwise
-        sampled = exploration.samples and not exploration.changes
-        self.log_prob_known = sampled or isinstance(exploration, NetworkNoise)
-
-    def target(self, explore: bool, epsilon: float) -> Target:
-        if explore and not (self.log_prob_known and self.exploration.samples):
-            raise unknown("with noise on its actions or parameters, or without any,")
-        of, distribution = self.policy.target()
-        return lambda inputs: of(self.model(map_tree(lambda x: x[:, 0], inputs.observation))), distribution
 
     def set_random(self, random: bool) -> None:
         """Whether actions are uniformly random from now on."""
@@ -225,29 +217,17 @@ class ActorAgent(Agent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        if isinstance(self.exploration, NetworkNoise):
-            params, drawn, state = self.exploration.evaluate(self.model, inputs, noise.explore, state)
-            return self._act(params, drawn, inputs, noise, state, self.random, torch)
-        params = self.model(inputs.observation)
-        return self._act(params, noise.policy, inputs, noise, state, self.random, torch)
+        params, drawn, state = self.exploration.evaluate(self.model, inputs, noise.policy, noise.explore, state)
+        return self._act(params, drawn, inputs, noise, state, self.random, torch)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        random = as_numpy(self.random)
-        if isinstance(self.exploration, NetworkNoise):
-            evaluate = self.exploration.numpy_evaluate(self.model, n)
-
-            def step_of_noise(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-                params, drawn, state = evaluate(inputs, noise.explore, state)  # type: ignore[misc]
-                return self._act(params, drawn, inputs, noise, state, random, np)
-
-            return step_of_noise if evaluate else None
-        forward = self.model.numpy_forward(n)
+        random, evaluate = as_numpy(self.random), self.exploration.numpy_evaluate(self.model, n)
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            params = forward(inputs.observation)  # type: ignore[misc]
-            return self._act(params, noise.policy, inputs, noise, state, random, np)
+            params, drawn, state = evaluate(inputs, noise.policy, noise.explore, state)  # type: ignore[misc]
+            return self._act(params, drawn, inputs, noise, state, random, np)
 
-        return step if forward else None
+        return step if evaluate else None
 
     def _act(
         self, params: Any, drawn: Tree, inputs: AgentInputs, noise: ActorNoise, state: Tree, all_random: Any, xp: Any
@@ -262,7 +242,7 @@ class ActorAgent(Agent):
         if policy.size:
             action = action * (1 - random) + noise.uniform * random
         log_prob = policy.log_prob(params, action, random, xp)
-        if not self.log_prob_known:
+        if not exploration.log_prob_known:
             log_prob = map_tree(lambda x: x * math.nan, log_prob)
         return AgentStep(action.reshape(-1, *policy.shape), ActorInfo(log_prob), state)
 
@@ -285,6 +265,15 @@ class ActorAgent(Agent):
 
     def greedy(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
         return self.policy.mode(self.model(inputs.observation)), ()
+
+    def target(self, explore: bool) -> Target:
+        if explore and not (self.exploration.log_prob_known and self.exploration.samples):
+            raise unknown_probabilities("with noise on its actions or parameters, or without any,")
+
+        def params(inputs: AgentInputs) -> Tensor:
+            return self.policy.target(self.model(map_tree(lambda x: x[:, 0], inputs.observation)))
+
+        return params, self.policy.distribution
 
     @property
     def recurrent(self) -> bool:

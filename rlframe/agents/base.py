@@ -19,14 +19,6 @@ from rlframe.distributions import Distribution
 from rlframe.models.base import Model
 
 
-def unknown(what: str) -> ConfigError:
-    """The error of an agent whose probabilities are not known."""
-    return ConfigError(
-        f"the probabilities of this agent's actions {what} are not known; explore=false estimates its greedy policy, "
-        f"by estimate=fqe"
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class AgentState(Struct):
     """State of an environment between its rows, of an agent that has both parts."""
@@ -35,8 +27,9 @@ class AgentState(Struct):
     memory: Tree  # the model's state; () without memory
 
 
-Target = tuple[Callable[[AgentInputs], Tensor], Distribution]  # see Agent.target
 NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
+# From inputs [T, 1, ...] of an episode to parameters [T, ...], and the distribution that they are of.
+Target = tuple[Callable[[AgentInputs], Tensor], Distribution]
 
 
 class Agent(nn.Module, ABC):
@@ -84,13 +77,13 @@ class Agent(nn.Module, ABC):
         """
         return lambda samples: getattr(samples.info, "log_prob", None)
 
-    def target(self, explore: bool, epsilon: float) -> Target:
-        """The distribution of its actions, for estimates: of its parameters [T, 1, P] at inputs [T, 1], and of what.
+    def target(self, explore: bool) -> Target:
+        """How its actions are distributed, at its exploration of now, for estimates of its worth.
 
         Args:
-            explore: with its noise; else its mode counts.    epsilon: see `exploring_at`.
+            explore: with its noise; else greedily.
         Raises:
-            ConfigError: it is not known.
+            ConfigError: their probabilities are not known.
         """
         raise ConfigError(f"{type(self).__name__} must be a PolicyAgent, QAgent or ActorAgent to be estimated")
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target, unknown
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
@@ -19,6 +19,7 @@ from rlframe.core.struct import Struct, Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import Distribution, make_distribution
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, check_features, config_of
+from rlframe.exploration.base import unknown_probabilities
 from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
@@ -64,9 +65,6 @@ class PolicyAgent(ModelAgent):
 
         return step
 
-    def target(self, explore: bool, epsilon: float) -> Target:
-        return lambda inputs: self.model(inputs, self.memory(1))[0], self.distribution
-
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""
         return self.model(inputs, state)
@@ -91,6 +89,9 @@ class PolicyAgent(ModelAgent):
         params, _, memory = self.model(inputs, memory)
         return self.distribution.sample(params, zeros), memory
 
+    def target(self, explore: bool) -> Target:
+        return lambda inputs: self.model(inputs, self.memory(1))[0], self.distribution
+
 
 class GsdePolicyAgent(PolicyAgent):
     """A PolicyAgent whose samples `exploration` correlates in time, by the features of the policy."""
@@ -100,11 +101,6 @@ class GsdePolicyAgent(PolicyAgent):
     def __init__(self, model: ActorCritic, distribution: Distribution, exploration: Gsde) -> None:
         super().__init__(model, distribution)
         self.exploration = exploration
-
-    def target(self, explore: bool, epsilon: float) -> Target:
-        if explore:
-            raise unknown("with explore=gsde, whose noise is correlated in time,")
-        return super().target(explore, epsilon)
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
@@ -150,6 +146,11 @@ class GsdePolicyAgent(PolicyAgent):
 
     def joined(self, parts: AgentState) -> Tree:
         return parts
+
+    def target(self, explore: bool) -> Target:
+        if explore:
+            raise unknown_probabilities("with explore=gsde, whose noise is correlated in time,")
+        return super().target(explore)
 
 
 def make_policy_agent(

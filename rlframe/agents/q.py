@@ -13,7 +13,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target, unknown
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
@@ -22,7 +22,7 @@ from rlframe.core.types import AgentInputs, AgentStep, Array, Samples
 from rlframe.critics import Value
 from rlframe.distributions import Categorical
 from rlframe.exploration import ExploreConfig, QExploration, config_of
-from rlframe.exploration.base import ExploreState
+from rlframe.exploration.base import ExploreState, unknown_probabilities
 from rlframe.exploration.q import Greedy
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
@@ -116,21 +116,6 @@ class QAgent(ModelAgent):
 
         return log_prob
 
-    def target(self, explore: bool, epsilon: float) -> Target:
-        n_actions = int(self.action_space.n)
-        chooses: Any = self.exploration if explore else Greedy(n_actions, self.masked)
-        with self.exploring_at(epsilon):
-            level = self.exploration.level[0].clone()
-        if chooses.log_probabilities(level.new_zeros(2), level, torch) is None:
-            raise unknown(f"explore={chooses.kind}")
-
-        def logits(inputs: AgentInputs) -> Tensor:
-            q = self.of_allowed(self.kind.q(self.model(inputs, self.memory(1), 0.0)[0]), inputs)
-            found: Tensor = chooses.log_probabilities(q, level, torch)
-            return found
-
-        return logits, Categorical(n_actions)
-
     def best(self, q: Tensor, inputs: AgentInputs) -> Tensor:
         """The action [...] of the highest Q-value [..., A] among those that the inputs' mask allows."""
         return self.of_allowed(q, inputs).argmax(-1)
@@ -162,6 +147,19 @@ class QAgent(ModelAgent):
     def greedy(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
         values, memory = self.model(inputs, memory, 0.0)
         return self.best(self.kind.q(values), inputs), memory
+
+    def target(self, explore: bool) -> Target:
+        n_actions, level = int(self.action_space.n), self.exploration.level[0].clone()
+        chooses: Any = self.exploration if explore else Greedy(n_actions, self.masked)
+        if chooses.log_probabilities(level.new_zeros(2), level, torch) is None:
+            raise unknown_probabilities(f"explore={chooses.kind}")
+
+        def params(inputs: AgentInputs) -> Tensor:
+            values, _ = self.model(inputs, self.memory(1), 0.0)
+            logits: Tensor = chooses.log_probabilities(self.of_allowed(self.kind.q(values), inputs), level, torch)
+            return logits
+
+        return params, Categorical(n_actions)
 
 
 def make_q_agent(

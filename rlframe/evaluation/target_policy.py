@@ -15,10 +15,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.data.episodes import Episode
-from rlframe.distributions import Categorical, Distribution, executed
+from rlframe.distributions import Distribution, executed
 
 Params = Callable[[Episode], Tensor]
-Network = Callable[[AgentInputs], Tensor]
 N_SAMPLES = 8  # actions that stand for a distribution that cannot be summed
 
 
@@ -56,7 +55,7 @@ class TargetPolicy:
     def choices(self, params: Tensor, rng: np.random.Generator) -> tuple[Tree, Tensor]:
         """Actions [n, K, *act] and weights [n, K] for expectations over the policy: all Discrete ones, else samples."""
         n, A = params.shape
-        if isinstance(self.distribution, Categorical):
+        if self.distribution.n_choices:
             best = F.one_hot(params.argmax(-1), A).float()
             return torch.arange(A, device=params.device).expand(n, -1), best if self.greedy else params.softmax(-1)
         k = 1 if self.greedy else N_SAMPLES
@@ -78,8 +77,7 @@ def target_policy(
     """
     device = next(agent.parameters()).device
     with agent.exploring_at(epsilon):  # an agent without epsilon is an error
-        pass
-    network, distribution = agent.target(explore, epsilon)
+        network, distribution = agent.target(explore)
 
     @torch.no_grad()
     def params(episode: Episode) -> Tensor:

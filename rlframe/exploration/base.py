@@ -31,6 +31,7 @@ from rlframe.models import ModelConfig
 
 PACKAGE = "rlframe.exploration"
 Evaluated = tuple[Array, Tree, "ExploreState"]
+NumpyEvaluate = Callable[[AgentInputs, Tree, Tree, "ExploreState"], Evaluated]
 HIGHEST = 1e30  # of a level without a bound of its own; times any noise still finite in float32
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
 
@@ -139,6 +140,25 @@ class ActionNoise(Exploration):
         super().__init__(graded)
         self.size = size
 
+    @property
+    def log_prob_known(self) -> bool:
+        """Whether the policy's log-probability of its action is right."""
+        return self.samples and not self.changes
+
+    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
+        """The policy's parameters [B, P], the noise [B, size] that it samples with or (), and the next state.
+
+        `sampled`: the noise that was drawn for the policy.
+        """
+        return model(inputs.observation), sampled, state
+
+    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
+        """`evaluate` for n NumPy rows, without its first argument; None if the network does not support NumPy."""
+        forward = model.numpy_forward(n)
+        if forward is None:
+            return None
+        return lambda inputs, sampled, noise, state: (forward(inputs.observation), sampled, state)
+
     @abstractmethod
     def perturb(
         self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
@@ -151,13 +171,17 @@ class NetworkNoise(ActionNoise, ABC):
 
     changes = samples = False
 
-    @abstractmethod
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
-        """The policy's parameters [B, P], the noise [B, size] that it samples with or (), and the next state."""
+    @property
+    def log_prob_known(self) -> bool:
+        return True
 
     @abstractmethod
-    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
-        """`evaluate` for n NumPy rows, without its first argument; None if the network does not support NumPy."""
+    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
+        pass
+
+    @abstractmethod
+    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
+        pass
 
     def perturb(
         self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
@@ -208,6 +232,14 @@ class ExploreConfig:
     def noisy_layers(self) -> bool:
         """Whether the head of a Q-network is to have noisy layers."""
         return False
+
+
+def unknown_probabilities(what: str) -> ConfigError:
+    """For estimates of a policy whose actions, as `what` says, have probabilities that are not known."""
+    return ConfigError(
+        f"the probabilities of this agent's actions {what} are not known; explore=false estimates its greedy policy, "
+        f"by estimate=fqe"
+    )
 
 
 def check_features(explore: ExploreConfig, model: ModelConfig, is_box: bool, action_space: Any) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, NumpyEvaluate, last
 from rlframe.models.heads import StateDependentHead
 
 _LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
@@ -89,16 +88,16 @@ class Gsde(NetworkNoise, ABC):
     def own_state(self, n: int) -> Tree:
         return torch.zeros(n, *self.shape), torch.full((n,), math.inf)  # so that the first row draws
 
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: GsdeNoise, state: ExploreState) -> Evaluated:
+    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
         params, features = model.with_features(inputs.observation)
         return params, *self.correlate(params, features, inputs, noise, state, self.level, torch)
 
-    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
+    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
         forward, level = model.numpy_with_features(n), as_numpy(self.level)
         if forward is None:
             return None
 
-        def evaluate(inputs: AgentInputs, noise: GsdeNoise, state: ExploreState) -> Evaluated:
+        def evaluate(inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
             params, features = forward(inputs.observation)
             return params, *self.correlate(params, features, inputs, noise, state, level, np)
 

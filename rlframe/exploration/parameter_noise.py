@@ -24,7 +24,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, NumpyEvaluate, last
 from rlframe.kernels.matmul import linear
 from rlframe.kernels.transfer import to_device
 from rlframe.models.network import Layers, through
@@ -147,7 +147,7 @@ class ParameterNoise(NetworkNoise):
         share = self.level_of(level, state, xp) / level[:2].max().clip(_LEAST, None)
         return (noise * (sigma * share))[:, None]
 
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
+    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
         scales = self.scales(noise, state, self.level, self.sigma, torch)
         return self._perturbed(model, inputs.observation, scales), (), state
 
@@ -156,13 +156,13 @@ class ParameterNoise(NetworkNoise):
         found: Tensor = self.perturbation(model.mlp.layers, model.features(observation), scales)
         return found
 
-    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
+    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
         features, body = model.numpy_features(n), self.perturbation.numpy_forward(model.mlp.layers)
         if features is None:
             return None
         level, sigma = map(as_numpy, (self.level, self.sigma))
 
-        def evaluate(inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
+        def evaluate(inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
             scales = in_blocks(self.scales(noise, state, level, sigma, np), n)
             return body(features(inputs.observation), scales).reshape(n, -1), (), state
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import chz
@@ -11,9 +10,10 @@ import torch
 
 from rlframe.core.config import count, number
 from rlframe.core.errors import ConfigError
+from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.actions import HeldNormal
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, NumpyEvaluate
 from rlframe.exploration.q import Durations, HoldState
 
 
@@ -47,14 +47,14 @@ class HeldSample(NetworkNoise):
     def own_state(self, n: int) -> HoldState:
         return HoldState(torch.zeros(n, self.size), torch.zeros(n, dtype=torch.int64))
 
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: HeldNormal, state: ExploreState) -> Evaluated:
+    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
         return model(inputs.observation), *self._hold(inputs, noise, state, torch)
 
-    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Any, ExploreState], Evaluated] | None:
+    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
         forward = model.numpy_forward(n)
         if forward is None:
             return None
-        return lambda inputs, noise, state: (forward(inputs.observation), *self._hold(inputs, noise, state, np))
+        return lambda inputs, _, noise, state: (forward(inputs.observation), *self._hold(inputs, noise, state, np))
 
     def _hold(self, inputs: AgentInputs, noise: HeldNormal, state: ExploreState, xp: Any) -> tuple[Array, ExploreState]:
         held, left = noise.held_from(state.own, inputs, xp)
