@@ -55,7 +55,7 @@ def _export(argv: list[str]) -> int:
         prepare_output(path, "out")
     policy = load_policy(Path(argv[0]), "cpu", trust, name=name)
     for path, each in names.items():
-        _write(path, kind, policy if isinstance(policy, Policy) else policy.of(each))
+        _write(path, kind, policy.of(each))
     return 0
 
 

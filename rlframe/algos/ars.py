@@ -4,7 +4,7 @@ Its linear policies are model.hidden=[]. V1 sees observations as they are, V2 no
 model.normalize_observation=true.
 
 A gradient step is read here and in `evolution`, `ops.evolution`, `optimizer_step` and `optimizers.moments`;
-`evaluation.population` plays the episodes.
+`evaluation.players` plays the episodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evolution Strategies as a Scalable Alternative to Reinforcement Learning. Salimans et al., 2017. arXiv 1703.03864.
 
 A gradient step is read here and in `evolution`, `ops.evolution`, `optimizer_step` and `optimizers.moments`;
-`evaluation.population` plays the episodes.
+`evaluation.players` plays the episodes.
 """
 
 from __future__ import annotations

@@ -201,14 +201,16 @@ class Evaluator(BaseEvaluator):
             film = FilmConfig(1, seed, config.explore, config.max_length)
             self.films = Films(0 if rank else config.video_every, self.env, agent, film)
         self.envs: Envs | WorkerPool
+        self._pools: list[WorkerPool] = []  # one, if worker processes step its environments
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
             self.collector = local_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, self.lo)
         else:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
-            self.envs = WorkerPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
-            self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
+            self.envs = pool = WorkerPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
+            self._pools.append(pool)
+            self.collector = worker_collector(pool, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def play(
         self, number: int = 0, stop: Stop = never, on_episode: Callable[[Trajectory], None] = lambda _: None
@@ -280,7 +282,7 @@ class Evaluator(BaseEvaluator):
 
     def counters(self) -> dict[str, float]:
         """The number of worker processes replaced since the start, if there are workers."""
-        return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, WorkerPool) else {}
+        return {"eval/restarts": sum(pool.restarts for pool in self._pools)} if self._pools else {}
 
     def close(self) -> None:
         self.envs.close()

@@ -64,6 +64,10 @@ class Policy:
         actions, self._state = call(rows, self._state, rewards)
         return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
 
+    def of(self, policy: str) -> Policy:
+        """Itself, whatever the name: it is that of all agents. See `TeamPolicy.of`."""
+        return self
+
     def target(self, explore: bool = True, epsilon: float = float("nan")) -> TargetPolicy:
         """The distribution over its actions, for estimates of its worth; see `target_policy`."""
         return target_policy(self._agent, self.observation_space, self.action_space, explore, epsilon)

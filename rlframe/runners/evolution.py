@@ -14,10 +14,10 @@ from rlframe.algos import evolution
 from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
-from rlframe.envs import EnvConfig, Envs
+from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import EvaluationStopped
-from rlframe.evaluation.population import PopulationSampler, make_single_envs
-from rlframe.rollout.worker_pool import WorkerPool
+from rlframe.evaluation.players import Players, make_players
+from rlframe.evaluation.population import PopulationSampler
 from rlframe.runners.base import Runner
 from rlframe.runners.config import RunnerConfig
 
@@ -63,10 +63,10 @@ class EvolutionRlConfig(RunnerConfig):
 
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
 
-    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs | WorkerPool:
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Players:
         """One environment in each worker, or with sampler=serial in this process."""
         n_workers = len(cpus) if sampler.worker_count() == AUTO else sampler.worker_count()
-        return make_single_envs(env, seed_int(seed, Role.ENV, 0), n_workers, cpus, sampler.supervision())
+        return make_players(env, seed_int(seed, Role.ENV, 0), n_workers, cpus, sampler.supervision())
 
     def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> PopulationSampler:
         discount = 1.0 if math.isnan(sampler.discount) else sampler.discount

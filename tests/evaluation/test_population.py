@@ -16,7 +16,8 @@ from rlframe.algos.evolution import Generation, population_of
 from rlframe.core.struct import as_numpy, leaves
 from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import EvaluationStopped
-from rlframe.evaluation.population import PopulationSampler, make_single_envs
+from rlframe.evaluation.players import make_players
+from rlframe.evaluation.population import PopulationSampler
 from rlframe.models import ModelConfig
 from rlframe.system.service import Supervision
 from tests.envs.deadly import Deadly
@@ -27,9 +28,9 @@ MODEL = ModelConfig(hidden=(8,), normalize_observation=True)
 
 @contextmanager
 def population(n_workers: int, max_length: int = 60, **kwargs: Any) -> Iterator[tuple[PopulationSampler, Generation]]:
-    envs = make_single_envs(EnvConfig(Deadly, kwargs), 5, n_workers, (), Supervision())
-    agent = Config().make_agent(envs.observation_space, envs.action_space, MODEL, 0)
-    sampler = PopulationSampler(envs, agent, D, max_length)
+    players = make_players(EnvConfig(Deadly, kwargs), 5, n_workers, (), Supervision())
+    agent = Config().make_agent(players.observation_space, players.action_space, MODEL, 0)
+    sampler = PopulationSampler(players, agent, D, max_length)
     try:
         yield sampler, population_of(agent, np.arange(D), 0.5, 3)
     finally:
@@ -68,7 +69,7 @@ def test_an_episode_is_a_row_and_its_pair_plays_the_same_one(alone: tuple[list[n
 
 def test_mirrored_policies_are_the_parameters_plus_and_minus_the_same_noise() -> None:
     with population(0) as (sampler, proposed):
-        player, seen = sampler._players[0], []
+        player, seen = sampler._players._player, []  # type: ignore[attr-defined]
         for column in (4, 5):
             player._perturb(proposed.numpy(), column)
             seen.append(player._policy.copy())
@@ -110,9 +111,9 @@ def test_a_stopped_generation_is_completed_after_a_resume(n_workers: int, alone:
 
 
 def test_statistics_are_those_of_observations_without_their_action_mask() -> None:
-    envs = make_single_envs(EnvConfig("rlframe.envs.debug_envs:Masked", {"size": 2}), 5, 0, (), Supervision())
-    agent = Config().make_agent(envs.observation_space, envs.action_space, MODEL, 0)
-    sampler = PopulationSampler(envs, agent, 1, 3)
+    players = make_players(EnvConfig("rlframe.envs.debug_envs:Masked", {"size": 2}), 5, 0, (), Supervision())
+    agent = Config().make_agent(players.observation_space, players.action_space, MODEL, 0)
+    sampler = PopulationSampler(players, agent, 1, 3)
     sampler.propose(population_of(agent, np.arange(1), 0.5, 0))
     (moments,) = sampler.collect().info.moments  # type: ignore[attr-defined]
     sampler.close()

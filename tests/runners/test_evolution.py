@@ -12,7 +12,7 @@ import pytest
 
 import rlframe
 from rlframe import evaluate, launch
-from rlframe.evaluation.population import EpisodePlayer
+from rlframe.evaluation.players import EpisodePlayer
 from tests.runners.resumed import TRUST, assert_runs_equal, log, words
 
 RUN = (
