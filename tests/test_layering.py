@@ -55,6 +55,22 @@ STEPPING = {
     f"rlframe.rollout.{name}" for name in ("worker_pool", "stepper", "buffer")
 }  # loaded by workers that only step
 
+# Packages of parts, whose classes no other package asks for: it calls a method that each of them has.
+PARTS = {
+    "agents",
+    "algos",
+    "critics",
+    "distributions",
+    "evaluation",
+    "exploration",
+    "optimizers",
+    "replay",
+    "rewards",
+    "rollout",
+    "runners",
+    "samplers",
+}
+
 HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, when they are used
     "ale_py",
     "Box2D",
@@ -164,6 +180,35 @@ def test_files_import_each_other_in_no_circle() -> None:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(f"import circle: {' -> '.join(error.args[1])}")
+
+
+def classes_asked_for(path: Path) -> set[tuple[int, str]]:
+    """Lines with isinstance, issubclass or `case Class()`, and the imported class; but not a check that raises."""
+    nodes, found = [*ast.walk(tree_of(path))], set()
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    imported = {each.asname or each.name: f"{node.module}.{each.name}" for node in imports for each in node.names}
+    raising = [node.test for node in nodes if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+    checks = {inner for test in raising for inner in ast.walk(test)}
+    for node in nodes:
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            asked = [] if node in checks else [node.args[1]]
+        names = [x for each in asked for x in ast.walk(each) if isinstance(x, ast.Name)]
+        found |= {(names[0].lineno, imported[name.id]) for name in names if name.id in imported}
+    return found
+
+
+def test_no_other_package_asks_for_the_class_of_a_part() -> None:
+    """Checks of what a user gave may, which raise."""
+    wrong = [
+        f"{name_of(path)}:{line} asks for {name}; call a method that every class of {name.split('.')[1]} has"
+        for path in python_files(PACKAGE)
+        for line, name in sorted(classes_asked_for(path))
+        if name.startswith("rlframe.") and name.split(".")[1] in PARTS - {part_of(path)}
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_algos_and_samplers_do_not_see_each_other() -> None:

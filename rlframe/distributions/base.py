@@ -61,12 +61,12 @@ class Joint(Distribution):
 
     def __init__(self, parts: dict[str, Distribution] | tuple[Distribution, ...]) -> None:
         self.keys: tuple[str, ...] = tuple(parts) if isinstance(parts, dict) else ()
-        self.joined = tuple(parts.values()) if isinstance(parts, dict) else parts
-        self.sizes = [part.param_size for part in self.joined]
+        self.parts = self.joined = tuple(parts.values()) if isinstance(parts, dict) else parts
+        self.sizes = [part.param_size for part in self.parts]
         self.param_size = sum(self.sizes)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return tuple(part.noise(rng, lead) for part in self.joined)
+        return tuple(part.noise(rng, lead) for part in self.parts)
 
     def sample(self, params: Tensor, noise: Tree) -> Tree:
         actions = [part.sample(p, n) for part, p, n in self._split(params, noise)]
@@ -78,7 +78,7 @@ class Joint(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         split = params.split(self.sizes, -1)
-        return torch.stack([part.entropy(p) for part, p in zip(self.joined, split, strict=True)], -1).sum(-1)
+        return torch.stack([part.entropy(p) for part, p in zip(self.parts, split, strict=True)], -1).sum(-1)
 
     def _split(self, params: Tensor, others: Tree) -> list[tuple[Distribution, Tensor, Tree]]:
-        return list(zip(self.joined, params.split(self.sizes, -1), others, strict=True))
+        return list(zip(self.parts, params.split(self.sizes, -1), others, strict=True))
