@@ -110,7 +110,6 @@ def test_settings_of_tune_win_in_every_form_and_threads_are_the_cpus_of_the_tria
         merged({}, {"log_dir": "x"})
 
 
-@pytest.mark.ray
 @of_tune
 def test_asha_over_a_grid_stops_the_worse_ones_at_their_env_steps(ray: Any, tmp_path: Path) -> None:
     from ray import tune
