@@ -38,9 +38,9 @@ test: $(VENV)/.installed-dev
 	@$(VENV)/bin/pyrefly check --summary=none
 	@$(pytest) $(PYTEST_ARGS)
 
-# In one process: each cluster has processes of its own.
+# A cluster for each file, of processes of its own, which wait most of the time.
 test-ray: $(VENV)/.installed-ray
-	@$(python) -m pytest -q -m ray $(PYTEST_ARGS)
+	@$(python) -m pytest -q -m ray -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # The instructions of older processors; Intel's without the setting that rlframe makes for MKL; rounding by batch size.
 processors = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR= OTHER_BITS=1
