@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct, Tree, leaves, map_tree, writer, zeros_like
-from rlframe.core.types import AgentInputs, AgentStep, Samples
+from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.data.cutting import Behaviour, as_acted
 from rlframe.distributions import Distribution
 from rlframe.models.base import Model
 
@@ -70,12 +71,12 @@ class Agent(nn.Module, ABC):
         """
         raise ConfigError(f"{type(self).__name__} has no method greedy, which says how it acts when it is exported")
 
-    def behaviour(self, env: int = 0) -> Callable[[Samples], np.ndarray | None]:
+    def behaviour(self, env: int = 0) -> Behaviour:
         """What says of batches in NumPy how probable their actions were, acted by the agent as it explores now.
 
         Log-probabilities [T, B]; None if they are not known. `env`: index over all ranks of a batch's first column.
         """
-        return lambda samples: getattr(samples.info, "log_prob", None)
+        return as_acted
 
     def target(self, explore: bool) -> Target:
         """How its actions are distributed, at its exploration of now, for estimates of its worth.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array, Samples
 from rlframe.critics import Value
+from rlframe.data.cutting import Behaviour
 from rlframe.distributions import Categorical
 from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.exploration.base import ExploreState, unknown_probabilities
@@ -102,7 +103,7 @@ class QAgent(ModelAgent):
 
         return step
 
-    def behaviour(self, env: int = 0) -> Callable[[Samples], np.ndarray | None]:
+    def behaviour(self, env: int = 0) -> Behaviour:
         explores, level = self.exploration, as_numpy(self.exploration.level).copy()
 
         def log_prob(samples: Samples) -> np.ndarray | None:

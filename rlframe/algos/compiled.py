@@ -35,7 +35,7 @@ from rlframe.algos.recorded import CompilerFailed, Learn, NotCompiled, cause, re
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import set_within
 from rlframe.core.struct import Tree, leaves
-from rlframe.kernels.barriers import BARRIER, loops_in_order
+from rlframe.kernels.barriers import loops_in_order
 from rlframe.kernels.device import in_bf16
 from rlframe.models.memory import cuts_episodes
 from rlframe.record import current_run
@@ -166,9 +166,8 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
         steps: which it makes; none if it only moves statistics.
     """
     learn = Compiled(learn, schedules, steps, looks)
-    return (
-        learn if looks or schedules.device.type != "cuda" else graphed(learn, schedules.device, steps, schedules.places)
-    )
+    device = schedules.device
+    return learn if looks or device.type != "cuda" else graphed(learn, device, steps, schedules.graph_inputs)
 
 
 def looks_of(model: nn.Module) -> str:
@@ -257,11 +256,10 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     }
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
-    repairs, tag = (nullcontext(), "") if on_cpu else (loops_in_order(), BARRIER)  # what is repaired has other keys
+    repairs = nullcontext() if on_cpu else loops_in_order()
     # Without an environment of shapes torch 2.11 keeps nothing in its cache.
-    keys: Any = importlib.import_module("torch.compiler.config")
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(assume_static_by_default=True))
-    with torch.no_grad(), repairs, keys.patch(cache_key_tag=tag), tracing(TracingContext(mode)):
+    with torch.no_grad(), repairs, tracing(TracingContext(mode)):
         compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
     return compiled
 

@@ -44,33 +44,25 @@ class RunningDeviation:
 
     def update(self, x: Tensor, samples: Samples, over_ends: bool) -> None:
         """Add the numbers [T, B] of a batch; with `over_ends`, sums go on from one episode to the next."""
-        rows = x, samples.valid, samples.terminated, samples.truncated
         moments = self._moments_on_host if x.is_cpu else self._moments_on_device
-        for of_rank in current_ranks().stack(moments(*rows, samples.stream, over_ends)):
+        for of_rank in current_ranks().stack(moments(x, samples, over_ends)):
             self._merge(*(of_rank.tolist() if x.is_cpu else of_rank))
 
-    def _moments_on_host(
-        self, x: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, stream: int, over_ends: bool
-    ) -> Tensor:
+    def _moments_on_host(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """Of the batch: number of sums, mean, variance and largest |sum|; in NumPy, which takes a third of the time."""
-        numbers, acted, ends = (
-            as_numpy(x).astype(np.float64),
-            as_numpy(valid),
-            as_numpy(terminated) | as_numpy(truncated),
-        )
-        found = self._discounted(np, numbers, acted, ends, stream, over_ends)[acted]
+        numbers, acted = as_numpy(x).astype(np.float64), as_numpy(samples.valid)
+        ends = as_numpy(samples.terminated) | as_numpy(samples.truncated)
+        found = self._discounted(np, numbers, acted, ends, samples.stream, over_ends)[acted]
         if not (n := len(found)):
             return torch.zeros(4, dtype=torch.float64)
         with np.errstate(all="ignore"):  # of numbers that are not finite, which are left out
             away = found - (mean := found.sum() / n)
             return torch.from_numpy(np.array([n, mean, np.square(away).sum() / n, np.abs(found).max()]))
 
-    def _moments_on_device(
-        self, x: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, stream: int, over_ends: bool
-    ) -> Tensor:
+    def _moments_on_device(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """The same without a look at any number."""
-        acted, ends = valid.to(x.device), (terminated | truncated).to(x.device)
-        found = self._discounted(torch, x.double(), acted, ends, stream, over_ends)
+        acted, ends = samples.valid.to(x.device), (samples.terminated | samples.truncated).to(x.device)
+        found = self._discounted(torch, x.double(), acted, ends, samples.stream, over_ends)
         n, counted = acted.sum(), found.where(acted, 0.0)
         mean = counted.sum() / n.clamp(min=1)
         variance = (found - mean).where(acted, 0.0).square().sum() / n.clamp(min=1)

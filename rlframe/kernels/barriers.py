@@ -8,15 +8,20 @@ the code of 2.13). In an update of XQC that was an index of a scatter: one of fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+
+import torch
 
 BARRIER = "tl.debug_barrier()"  # all threads of a block wait; memory is then the same for all
 
 
 @contextmanager
 def loops_in_order(kernel: Any = None) -> Iterator[None]:
-    """Context in which kernels have a barrier after each loop that stores. `kernel`: their class, if not torch's."""
+    """Context in which kernels have a barrier after each loop that stores, and keys of their own in torch's cache.
+
+    `kernel`: their class, if not torch's.
+    """
     if kernel is None:
         from torch._inductor.codegen.triton import TritonKernel
 
@@ -31,6 +36,13 @@ def loops_in_order(kernel: Any = None) -> Iterator[None]:
 
     kernel.codegen_body = with_barrier
     try:
-        yield
+        with _own_keys():
+            yield
     finally:
         kernel.codegen_body = codegen_body
+
+
+def _own_keys() -> AbstractContextManager[None]:
+    config: Any = getattr(torch.compiler, "config", None)  # older versions of torch have no such setting
+    found: AbstractContextManager[None] = nullcontext()
+    return config.patch(cache_key_tag=BARRIER) if hasattr(config, "cache_key_tag") else found

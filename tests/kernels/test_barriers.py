@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlframe.kernels.barriers import BARRIER, loops_in_order
 
@@ -38,4 +39,6 @@ def test_kernels_of_torch_are_repaired_within_the_context_alone() -> None:
     before = kernel.codegen_body
     with loops_in_order():
         assert kernel.codegen_body is not before
+        assert torch.compiler.config.cache_key_tag == BARRIER, "so that no cache has them unrepaired"
     assert kernel.codegen_body is before
+    assert not torch.compiler.config.cache_key_tag
