@@ -166,3 +166,12 @@ def is_recording() -> bool:
 def held(numbers: Tensor) -> Tensor:
     """The same numbers [n]; a compiler computes them once, where it would do so again for every element of a loop."""
     return numbers.unsqueeze(-1).cumsum(-1).squeeze(-1)
+
+
+def held_both_ways(numbers: Tensor) -> Tensor:
+    """`held`, and so is their gradient, in an update that is recorded for a CPU; elsewhere just the numbers."""
+    if not (is_recording() and numbers.is_cpu):
+        return numbers
+    if numbers.requires_grad:
+        numbers.register_hook(held)
+    return held(numbers)
