@@ -74,6 +74,7 @@ def record(
             raise NotCompiled(f"{_place(error)} cannot be recorded: {_why(error)}") from error
         finally:
             undo.restore()
+    _turn(graph.graph)
     return graph, _lift(graph), results[0]
 
 
@@ -201,6 +202,25 @@ def _exchange() -> Callable[[list[Tensor], Tensor, bool], None]:
             x.copy_(ranks.sum_tensor(x))
 
     return exchange
+
+
+def _turn(nodes: Any) -> None:
+    """Let products of matrices [k, n, m] that are used transposed alone be made so: (A B)^T = B^T A^T.
+
+    Gradients of k networks' weights are. In the layout of the weights an optimizer's step takes a third of the time.
+    """
+    aten = torch.ops.aten
+    for product in nodes.find_nodes(op="call_function", target=aten.bmm.default):
+        uses = list(product.users)
+        if not all(use.target is aten.transpose.int and {axis % 3 for axis in use.args[1:]} == {1, 2} for use in uses):
+            continue
+        with nodes.inserting_before(product):
+            b, a = (nodes.call_function(aten.transpose.int, (x, 1, 2)) for x in reversed(product.args))
+            turned = nodes.call_function(aten.bmm.default, (b, a))
+        for use in uses:
+            use.replace_all_uses_with(turned)
+            nodes.erase_node(use)
+        nodes.erase_node(product)
 
 
 def _lift(graph: Any) -> list[Tensor]:

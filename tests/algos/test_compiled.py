@@ -156,6 +156,15 @@ def test_recording_changes_nothing(recorded: list[Any]) -> None:
     assert all(parameter.grad is None for parameter in algo.agent.parameters())
 
 
+def test_gradients_of_stacked_critics_are_made_in_the_layout_of_their_weights(recorded: list[Any]) -> None:
+    with compiling(COMPILE):
+        learned(made("sac"), batches("sac")[:4])
+    aten = torch.ops.aten
+    products = [node for graph in recorded for node in graph.graph.nodes if node.target is aten.bmm.default]
+    assert products
+    assert not [x for x in products if {use.target for use in x.users} == {aten.transpose.int}]
+
+
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_at_once(recorded: list[Any]) -> None:
     algo, data = made("ppo"), batches("ppo")
     with compiling(COMPILE):
