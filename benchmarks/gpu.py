@@ -5,8 +5,8 @@
     python -m benchmarks.gpu device=cpu small=true     a smoke test; its numbers mean nothing
 
 The cases are sac, td3, dqn_cartpole, dqn_atari and crossq as in `benchmarks.updates`, and three large networks: those
-of mujoco/xqc_halfcheetah (here with four layers of 512 in all networks), mujoco/flashsac_halfcheetah and
-atari/btr_pong, with the batches of the presets.
+of mujoco/xqc_halfcheetah (here with four layers of 512 in all networks), mujoco/flashsac_halfcheetah (here of width 256
+in all networks, and batches of 512 rows) and atari/btr_pong.
 The sides, in fp32 where nothing else is said (launch chooses bf16):
 
   plain     each kernel launched from Python
@@ -56,7 +56,7 @@ def all_cases(small: bool) -> dict[str, Case]:
     return cases(small) | {
         "crossq": Case("sac", *halfcheetah, (256, 256), 256, rows, "mujoco/crossq_halfcheetah"),
         "xqc": Case("sac", *halfcheetah, (512, 512, 512, 512), 256, rows, "mujoco/xqc_halfcheetah"),
-        "flashsac": Case("sac", *halfcheetah, (), 512, rows, "mujoco/flashsac_halfcheetah"),
+        "flashsac": Case("sac", *halfcheetah, (256,), 512, rows, "mujoco/flashsac_halfcheetah"),
         "btr": Case("dqn", (4, 84, 84), 6, (), 256, frames, "atari/btr_pong"),
     }
 

@@ -257,8 +257,7 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
     }
     if not on_cpu:  # it fails at groups of small kernels (torch 2.11)
         patches["loop_ordering_after_fusion"] = False
-    known: Any = config
-    patches = {key: value for key, value in patches.items() if key in known._config}  # older torch has not all
+    patches = {key: value for key, value in patches.items() if hasattr(config, key)}  # older versions have not all
     repairs = nullcontext() if on_cpu else loops_in_order()
     # Without an environment of shapes torch 2.11 keeps nothing in its cache.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(assume_static_by_default=True))

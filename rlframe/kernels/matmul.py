@@ -71,22 +71,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     In inference mode it is F.linear itself, so that acting gives a row the same bits for any number of rows.
     """
     if in_bf16() and min(weight.shape[-2:]) >= _LEAST_SIDE and math.prod(_sizes(x, weight)) > _MOST_IN_FP32:
-        product = _products(x.bfloat16(), weight.bfloat16()).float()
+        product = _without_bias(x.bfloat16(), weight.bfloat16()).float()
         return product if bias is None else product + (bias if weight.dim() == 2 else bias.unsqueeze(1))
     if _use_onednn(x, weight):
         return _by_onednn(x, weight, bias)
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
     if bias is None:
-        return _products(x, weight)
+        return _without_bias(x, weight)
     if weight.shape[1] == 1:  # two thirds of the time
         return torch.baddbmm(bias.unsqueeze(1), weight, x.mT).mT
     return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
 
-def _products(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T."""
-    return torch.bmm(x, weight.mT) if weight.dim() == 3 else x @ weight.mT  # without the views of matmul
+def _without_bias(x: Tensor, weight: Tensor) -> Tensor:
+    """x weight^T; of k networks by bmm, since `@` adds views that hide a transposed gradient (see algos.recorded)."""
+    return torch.bmm(x, weight.mT) if weight.dim() == 3 else x @ weight.mT
 
 
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -112,20 +112,22 @@ class Norm(nn.Module):
         return (x - self._by_row(self.mean)) * scale + self._by_row(shift)
 
     def _of_batch(self, x: Tensor, learns: bool) -> Tensor:
-        """Normalised by the statistics of the batch, in one pass over x for these and one for the rest.
+        """Normalised by the statistics of the batch, which one pass over x gives and another one uses.
 
         Var x = E[(x - c)²] - (E[x] - c)² loses no digits where c, the running mean, is near (Chan et al. 1983).
+        What depends on columns alone is held, so that a compiler does not compute it for each row.
         """
         rows = (x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])) - self._by_row(self.mean)
         sums = held_both_ways(torch.stack([rows.sum(-2), rows.square().sum(-2)]))
         offset, square = (sums / rows.shape[-2]).unbind()
         variance = (square - offset.square()).clamp(min=0)
+        found = (self.mean + offset).detach(), variance.detach()
         gain, shift = self.weight, self.bias
         if self.kind == "renorm":
-            r, d = self._correction((self.mean + offset).detach(), variance.detach())
+            r, d = self._correction(*found)
             gain, shift = gain * r, torch.addcmul(shift, gain, d)
         if learns:
-            self._follow((self.mean + offset).detach(), variance.detach())
+            self._follow(*found)
         scale = (variance + BATCH_EPSILON).rsqrt() * gain
         scale, shift = held_both_ways(torch.stack([scale, shift - offset * scale])).unbind()
         return (rows * self._by_row(scale) + self._by_row(shift)).view_as(x)
