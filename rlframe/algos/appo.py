@@ -25,6 +25,7 @@ from rlframe.algos.on_policy import (
     Batch,
     OnPolicyConfig,
     OnPolicyEpochs,
+    as_minibatch,
     check_trace_clips,
     mean_of,
     minibatches,
@@ -126,7 +127,7 @@ class APPO(OnPolicyEpochs):
         log_rho = log_rho.masked_fill(~valid, 0.0)
         kl = masked_mean(kl_from_ratio(log_rho), valid)  # of μ from π_k, as both acted on the batch
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
-        return batch, {"kl": kl}
+        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch, {"kl": kl}
 
     def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:
         """One gradient step on -min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""

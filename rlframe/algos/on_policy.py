@@ -128,7 +128,7 @@ class Batch(Struct):
     advantage: Tensor
     return_: Tensor
     valid: Tensor
-    weight: Tree = ()  # of a row in means over the minibatch, set by `minibatches`
+    weight: Tree = ()  # of a row in means over the minibatch, set by `minibatches` or `as_minibatch`
 
 
 @torch.no_grad()
@@ -155,6 +155,13 @@ def make_batch(samples: Samples, advantage: Tensor, return_: Tensor, uses_previo
     )
 
 
+def as_minibatch(batch: Batch, prepared: Callable[[Tensor, Tensor], Tensor]) -> Batch:
+    """A batch as its own only minibatch, the same in each epoch; see `minibatches`. Nothing is copied."""
+    advantage, valid = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
+    own, weight = prepared(advantage, valid), mean_weights(valid)
+    return replace(batch, advantage=own.view_as(batch.advantage), weight=weight.view_as(batch.advantage))
+
+
 def minibatches(
     batch: Batch,
     state: Tree,
@@ -166,13 +173,12 @@ def minibatches(
 ) -> Iterator[tuple[Batch, Tree]]:
     """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
 
-    With n = 1 nothing is copied. `prepared` maps advantages and `valid` of all parts [n, rows] to advantages.
-    `n_valid`: see `order_of_rows`.
+    With n = 1 it is the batch, which comes from `as_minibatch`. `prepared` maps advantages and `valid` of all parts
+    [n, rows] to advantages. `n_valid`: see `order_of_rows`.
     """
     device, (T, B) = batch.valid.device, batch.valid.shape
     if n == 1:
-        flat = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
-        yield replace(batch, advantage=prepared(*flat).view(T, B), weight=mean_weights(flat[1]).view(T, B)), state
+        yield batch, state
     elif recurrent:
         order = to_device(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
         parts = [batch[:, columns] for columns in order]

@@ -20,7 +20,15 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, make_batch, minibatches, values
+from rlframe.algos.on_policy import (
+    Batch,
+    OnPolicyConfig,
+    OnPolicyEpochs,
+    as_minibatch,
+    make_batch,
+    minibatches,
+    values,
+)
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -165,7 +173,8 @@ class PPO(OnPolicyEpochs):
     def _advantages(self, samples: Samples, value: Tensor) -> Batch:
         c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
         advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
-        return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
+        batch = make_batch(samples, advantage, return_, self.agent.model.uses_previous)
+        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
 
     def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[RowTerms, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""

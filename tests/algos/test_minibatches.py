@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlframe.algos.a2c import Config as A2CConfig
-from rlframe.algos.on_policy import make_batch, minibatches, order_of_rows
+from rlframe.algos.on_policy import as_minibatch, make_batch, minibatches, order_of_rows
 from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
@@ -77,7 +77,7 @@ def test_sequences_keep_their_order_and_their_state() -> None:
     assert sorted(seen) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("n", "recurrent"), [(1, False), (3, False), (2, True)])
+@pytest.mark.parametrize(("n", "recurrent"), [(1, False), (1, True), (3, False), (2, True)])
 def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
     samples, numbers = numbered("lstm" if recurrent else "none")
     seen = []
@@ -88,12 +88,14 @@ def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
         return -advantage
 
     batch = make_batch(samples, numbers, numbers)
+    batch = as_minibatch(batch, prepared) if n == 1 else batch
     parts = [part for part, _ in minibatches(batch, samples.state, n, recurrent, np.random.default_rng(0), prepared)]
     ((advantage, valid),) = seen
     for part, own, marks in zip(parts, advantage, valid, strict=True):
         assert_equal(part.advantage.flatten(), -own)
         assert_equal(part.return_.flatten(), own)
         assert_equal(part.valid.flatten(), marks)
+        assert_equal(part.weight.flatten(), marks / marks.sum())
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,9 @@ def test_ppo_tells_of_a_batch_whose_first_minibatch_is_beyond_the_target_kl_and_
 
 
 def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_with_the_old() -> None:
-    algo, samples = ppo(epochs=2, minibatches=1, learning_rate=1e-1, recompute_advantage=True)
+    algo, samples = ppo(
+        epochs=2, minibatches=1, learning_rate=1e-1, recompute_advantage=True, normalize_advantage=False
+    )
     algo.receive(samples)
     algo.update()
     with torch.no_grad():
