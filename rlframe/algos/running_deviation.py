@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +51,8 @@ class RunningDeviation:
     def _moments_on_host(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """Of the batch: number of sums, mean, variance and largest |sum|; in NumPy, which takes a third of the time."""
         numbers, acted = as_numpy(x).astype(np.float64), as_numpy(samples.valid)
-        ends = as_numpy(samples.terminated) | as_numpy(samples.truncated)
-        found = self._discounted(np, numbers, acted, ends, samples.stream, over_ends)[acted]
+        first = as_numpy(samples.inputs.first)
+        found = self._discounted(np, numbers, acted, first, samples.stream, over_ends)[acted]
         if not (n := len(found)):
             return torch.zeros(4, dtype=torch.float64)
         with np.errstate(all="ignore"):  # of numbers that are not finite, which are left out
@@ -61,22 +61,21 @@ class RunningDeviation:
 
     def _moments_on_device(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """The same without a look at any number."""
-        acted, ends = samples.valid.to(x.device), (samples.terminated | samples.truncated).to(x.device)
-        found = self._discounted(torch, x.double(), acted, ends, samples.stream, over_ends)
+        acted, first = samples.valid.to(x.device), samples.inputs.first.to(x.device)
+        found = self._discounted(torch, x.double(), acted, first, samples.stream, over_ends)
         n, counted = acted.sum(), found.where(acted, 0.0)
         mean = counted.sum() / n.clamp(min=1)
         variance = (found - mean).where(acted, 0.0).square().sum() / n.clamp(min=1)
         largest = torch.cat([0 * mean.view(1), counted.abs().flatten()]).amax()  # perhaps of none
         return torch.stack([n.double(), mean, variance, largest])
 
-    def _discounted(self, xp: Any, numbers: Array, valid: Array, ends: Array, stream: int, over_ends: bool) -> Array:
+    def _discounted(self, xp: Any, numbers: Array, valid: Array, first: Array, stream: int, over_ends: bool) -> Array:
         """The sums [T, B] float64 up to each row."""
         running, found = self.sums.get(stream, 0 * numbers[0]), xp.empty_like(numbers)
         running = running if xp is np else torch.as_tensor(running, device=numbers.device)
         for t in range(len(numbers)):
-            found[t] = running = xp.where(valid[t], self.discount * running + numbers[t], running)
-            if not over_ends:
-                running = xp.where(ends[t], 0.0, running)
+            before = running if over_ends else xp.where(first[t], 0.0, running)
+            found[t] = running = xp.where(valid[t], self.discount * before + numbers[t], running)
         self.sums[stream] = running
         return found
 
@@ -100,13 +99,9 @@ class RunningDeviation:
         sums = {stream: as_numpy(each).copy() for stream, each in self.sums.items()}
         return {"sums": sums, "statistics": {name: float(vars(self)[name]) for name in _MOMENTS}}
 
-    def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str] = ()) -> None:
-        """Continue from a saved state; from 0 in environments that were restarted for a reason, if they are given."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
         self.sums = {stream: np.array(each) for stream, each in state["sums"].items()}
-        restarted = np.array([bool(reason) for reason in reasons])
-        if len(self.sums) == 1 and reasons:
-            n = len(self.sums[next(iter(self.sums))]) // len(restarted)  # agents of an environment, side by side
-            self.sums = {stream: np.where(restarted.repeat(n), 0.0, each) for stream, each in self.sums.items()}
         vars(self).update({name: float(state["statistics"][name]) for name in _MOMENTS})
 
 

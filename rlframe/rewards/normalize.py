@@ -9,7 +9,7 @@ so that the first reward of all does not become huge.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +36,8 @@ class Rewards(ABC):
         """For snapshots."""
 
     @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
-        """Continue from a saved state; `reasons`: why each environment's episode was restarted, or ""."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
 
 
 class UnchangedRewards(Rewards):
@@ -49,7 +49,7 @@ class UnchangedRewards(Rewards):
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """There is none."""
 
 
@@ -74,8 +74,8 @@ class NormalizedRewards(Rewards):
     def state_dict(self) -> dict[str, Any]:
         return self.deviation.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
-        self.deviation.load_state_dict(state, reasons)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.deviation.load_state_dict(state)
 
 
 def rewards_for(sampler: Source, algo: Algorithm) -> Rewards:

@@ -371,7 +371,6 @@ class Runner(ABC):
         self.learners.load_state_dict(state)
         self.updates_left = self.learners.updates_due()
         reasons = self.sampler.load_state_dict(state["sampler"])
-        self.learners.load_rewards(state, reasons)
         self.refresh()
         self.log.load_state_dict(state["runner"])
         self.evaluations.load_state_dict(state["evaluations"])

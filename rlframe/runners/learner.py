@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -194,15 +194,11 @@ class Learners(dict[str, Learner]):
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, but for the rewards, which `load_rewards` loads."""
+        """Continue from a saved state."""
         for learner in self.values():
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
-
-    def load_rewards(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
-        """`reasons`: of each environment, why its episode starts anew, empty where it continues."""
-        for learner in self.values():
-            learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)], reasons)
+            learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
 
 
 def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:

@@ -71,10 +71,15 @@ def test_each_policy_of_several_agents_has_a_deviation_of_its_own() -> None:
         torch.testing.assert_close(samples.reward, alone(replace(scaled[name], reward=scaled[name].reward / 3)).reward)
 
 
-def test_an_environment_that_starts_anew_begins_the_sums_of_all_its_agents_at_0() -> None:
-    deviation = RunningDeviation(0.9)
-    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [1.0, 2.0, 3.0, 4.0]}}, ["", "its process died"])
-    assert deviation.sums[0].tolist() == [1, 2, 0, 0]
+@pytest.mark.parametrize("over_ends", [False, True])
+def test_a_sum_begins_at_0_where_an_episode_does_whatever_came_before(over_ends: bool) -> None:
+    deviation = RunningDeviation(0.5)
+    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [8.0, 8.0]}})
+    with closing(sampled("CartPole-v1", 2, 1)) as sampler:
+        sample = sampler.collect()
+        sample.reward[:], sample.valid[:], sample.inputs.first[0] = 1.0, True, torch.tensor([False, True])
+        deviation.update(sample.reward, sample, over_ends)
+    assert deviation.sums[0].tolist() == [5, 5 if over_ends else 1]
 
 
 def test_the_deviation_is_gymnasiums() -> None:
@@ -88,8 +93,9 @@ def test_the_deviation_is_gymnasiums() -> None:
                 env.reset(seed=3)
             _, _, terminated, truncated, _ = env.step(env.action_space.sample())
             ended = terminated or truncated
-            sample.reward[:], sample.valid[:], sample.terminated[:] = 1.0, True, ended
+            sample.reward[:], sample.valid[:] = 1.0, True
             rewards(sample)
+            sample.inputs.first[0] = ended
     assert float(rewards.deviation.value) == pytest.approx(float(np.sqrt(env.return_rms.var)), rel=0.05)
 
 
