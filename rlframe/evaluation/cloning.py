@@ -42,7 +42,7 @@ class Clone(nn.Module):
     def __init__(self, observation_space: Space, distribution: Distribution, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.norm = ObservationNorm(observation_space)
-        self.encoder = make_encoder(observation_space, ModelConfig(hidden=()))
+        self.encoder = make_encoder(observation_space, ModelConfig(hidden=(), activation="relu"))
         self.network = Network([feature_size(self.encoder), *hidden], "tanh", "tanh")
         self.head = policy_head(distribution, self.network.size, 0.0, state_dependent_std=True)
 

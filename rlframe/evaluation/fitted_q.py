@@ -51,7 +51,7 @@ class Features(nn.Module):
     def __init__(self, observation_space: Space, action_space: Space, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.norm = ObservationNorm(observation_space)
-        self.encoder = make_encoder(observation_space, ModelConfig(hidden=()))
+        self.encoder = make_encoder(observation_space, ModelConfig(hidden=(), activation="relu"))
         self.actions = nn.ModuleList(Vector(space) for _, space in action_parts(action_space))
         size = feature_size(self.encoder) + sum(map(feature_size, self.actions))
         self.network = Network([size, *hidden], "relu", "relu")

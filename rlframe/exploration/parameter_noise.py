@@ -133,7 +133,7 @@ class ParameterNoise(NetworkNoise):
         super().__init__(size, config.graded)
         self.config, self.seed = config, seed
         self.perturbation = Perturbation(model.mlp.layers)
-        self.register_buffer("sigma", torch.tensor(config.sigma))
+        self.register_buffer("sigma", torch.tensor(float(config.sigma)))
         self._draw(0)
 
     def _draw(self, number: int) -> None:

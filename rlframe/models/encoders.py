@@ -225,8 +225,7 @@ class Encoder(nn.Module):
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        of_images = "gelu" if config.encoder == "hadamax" else "relu"
-        activation = of_images if any(self.order) else config.activation
+        activation = "gelu" if any(self.order) and config.encoder == "hadamax" else config.activation
         self.mlp = Network([size, *hidden], activation, activation, config.norm, gain=math.sqrt(2))
         self.size = self.mlp.size
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice

@@ -18,7 +18,7 @@ class GaussianHead(nn.Module):
     def __init__(self, features: int, size: int, log_std: float) -> None:
         super().__init__()
         self.mean = policy_layer(features, size)
-        self.log_std = nn.Parameter(torch.full((size,), log_std))
+        self.log_std = nn.Parameter(torch.full((size,), float(log_std)))
 
     def forward(self, features: Tensor) -> Tensor:
         mean = self.mean(features)
@@ -75,7 +75,7 @@ class StateDependentHead(nn.Module):
         """`log_std`: initial log σ.    learn_features: the gradient of the standard deviation also reaches φ."""
         super().__init__()
         self.mean, self.learn_features = mean, learn_features
-        self.log_std = nn.Parameter(torch.full((mean.in_features, mean.out_features), log_std))
+        self.log_std = nn.Parameter(torch.full((mean.in_features, mean.out_features), float(log_std)))
 
     def forward(self, features: Tensor) -> Tensor:
         seen = features if self.learn_features else features.detach()

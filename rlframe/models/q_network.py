@@ -25,7 +25,7 @@ from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import has_images
-from rlframe.models.network import Network, Norm
+from rlframe.models.network import ACTIVATIONS, Network, Norm
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.views import ActionOutputs, View, special_entries
 
@@ -84,28 +84,30 @@ class NoisyLinear(nn.Module):
 
 
 class NoisyLayers(nn.Module):
-    """The layers from features to values or advantages, all noisy, with relu between them."""
+    """The layers from features to values or advantages, all noisy."""
 
-    def __init__(self, sizes: Sequence[int], norm: str) -> None:
+    def __init__(self, sizes: Sequence[int], norm: str, activation: str) -> None:
         super().__init__()
+        self.activation = activation  # between them
         self.linears = nn.ModuleList(NoisyLinear(*pair) for pair in itertools.pairwise(sizes))
         self.norms = nn.ModuleList(Norm(norm, size, 0) for size in sizes[1:-1] if norm != "none")
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         for index, layer in enumerate(self.linears):
             x = self.norms[index - 1](x) if index and self.norms else x
-            x = layer(F.relu(x) if index else x, noisy)
+            x = layer(ACTIVATIONS[self.activation](x) if index else x, noisy)
         return x
 
     def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for blocks of rows."""
         layers = [_noisy_on_numpy(layer) for layer in self.linears]
+        between = numpy_inference.ACTIVATIONS[self.activation]
         norms = [numpy_inference.normalization(norm) for norm in self.norms]
 
         def forward(x: np.ndarray, noisy: np.ndarray) -> np.ndarray:
             for index, layer in enumerate(layers):
                 x = norms[index - 1](x) if index and norms else x
-                x = layer(np.maximum(x, 0) if index else x, noisy)
+                x = layer(between(x) if index else x, noisy)
             return x
 
         return forward
@@ -121,9 +123,11 @@ def _noisy_on_numpy(layer: Any) -> Callable[[np.ndarray, np.ndarray], np.ndarray
 class Stream(nn.Module):
     """What maps features to the values or advantages: linear layers, noisy or not."""
 
-    def __init__(self, sizes: Sequence[int], noisy: bool, norm: str) -> None:
+    def __init__(self, sizes: Sequence[int], noisy: bool, norm: str, activation: str) -> None:
         super().__init__()
-        self.network = NoisyLayers(sizes, norm) if noisy else Network(sizes, "relu", norm=norm, gain=1.0)
+        self.network = (
+            NoisyLayers(sizes, norm, activation) if noisy else Network(sizes, activation, norm=norm, gain=1.0)
+        )
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         return self.network(x) if isinstance(self.network, Network) else self.network(x, noisy)
@@ -167,8 +171,9 @@ class QNetwork(QModel):
         self.n_outputs, self.n_atoms = config.action_embedding or int(action_space.n), n_atoms
         self.fractions = Fractions(self.trunk.size, n_cosines, n_atoms) if n_cosines else None
         sizes, self.n_in_head = [self.trunk.size, *hidden], 1 if n_cosines else n_atoms
-        self.advantage = Stream([*sizes, self.n_outputs * self.n_in_head], noisy, config.norm)
-        self.value = Stream([*sizes, self.n_in_head], noisy, config.norm) if dueling else None
+        layers = noisy, config.norm, config.activation
+        self.advantage = Stream([*sizes, self.n_outputs * self.n_in_head], *layers)
+        self.value = Stream([*sizes, self.n_in_head], *layers) if dueling else None
         self.outputs = ActionOutputs(observation_space, action_space, config)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 

@@ -128,11 +128,11 @@ def test_a_batch_that_is_not_finite_leaves_the_running_statistics_as_they_are(wr
 @both_kinds
 @pytest.mark.parametrize("noisy", [False, True])
 def test_the_hidden_layer_of_a_stream_is_normalised(noisy: bool, norm: str) -> None:
-    stream = shuffled(Stream([5, 8, 3], noisy, norm))
+    stream = shuffled(Stream([5, 8, 3], noisy, norm, "silu"))
     (hidden, last), of_hidden = stream.network.linears, stream.network.norms[0]  # type: ignore[union-attr,misc,index]
     with torch.no_grad():
         inner = hidden(X, 0.0) if noisy else hidden(X)
-        inner = reference(of_hidden, inner).relu()
+        inner = nn.functional.silu(reference(of_hidden, inner))
         expected = last(inner, 0.0) if noisy else last(inner)
         close(stream(X, 0.0), expected)
     found = stream.numpy_forward()(X.numpy(), np.zeros((7, 1), np.float32))  # type: ignore[operator]
