@@ -108,8 +108,8 @@ class Deterministic(ActorPolicy):
         return F.pad(params, (0, self.size))
 
     def action(self, params: Tensor) -> Tensor:
-        """Actions a = tanh x [n, *act]."""
-        return params.tanh().reshape(-1, *self.shape)
+        """Actions a = tanh x [..., *act] of x [..., d]."""
+        return params.tanh().reshape(*params.shape[:-1], *self.shape)
 
 
 class SquashedGaussian(ActorPolicy):

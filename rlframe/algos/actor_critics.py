@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import chz
@@ -110,8 +111,9 @@ class OffPolicyActorCritic(OffPolicy):
         exploration: ExplorationSchedule,
         n_steps: int,
         config: Any,
+        unused: Sequence[str] = (),
     ) -> None:
-        super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
+        super().__init__(agent, replay, exploration, n_steps, config, agent.random.device, unused)
         self.critic = critic.to(self.device)
         self.scaled_returns = ScaledReturns(config.discount, config.return_limit, self.device)
 

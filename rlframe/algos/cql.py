@@ -19,7 +19,9 @@ from torch import Tensor
 from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
+from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
 from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError
@@ -72,8 +74,6 @@ class Conservative(SoftValue):
         """`multiplier`: α, if it is learned."""
         super().__init__(plain.critic, plain.policy, plain.generator, plain.config)
         self.plain, self.multiplier = plain, multiplier
-        if self.config.learn_conservative_weight:
-            self.parameters = [*self.parameters, *multiplier.parameters()]
 
     @abstractmethod
     def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
@@ -90,7 +90,7 @@ class Conservative(SoftValue):
         return self.plain.default_entropy(drawn)
 
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Losses:
-        """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4), and where α is learned -α (mean_i E[gap_i] - τ)   (eq. 30)."""
+        """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4)."""
         c, (next_drawn, drawn) = self.config, next_drawn
         entropy = temperature if c.entropy_in_target else torch.zeros_like(temperature)
         loss, found = self.plain.critic_loss(batch, observations, next_drawn, entropy)
@@ -98,9 +98,12 @@ class Conservative(SoftValue):
         found = {**found, "conservative_gap": gap.mean()}
         if not c.learn_conservative_weight:
             return loss + c.conservative_weight * gap.sum(), found
-        weight = self.multiplier.log.exp().clamp(max=_MOST_WEIGHT)
-        loss = loss + weight.detach() * gap.sum() - weight * (gap.detach().mean() - c.target_gap)
-        return loss, {**found, "conservative_weight": weight}
+        weight = self.weight().detach()
+        return loss + weight * gap.sum(), {**found, "conservative_weight": weight}
+
+    def weight(self) -> Tensor:
+        """The learned α []."""
+        return self.multiplier.log.exp().clamp(max=_MOST_WEIGHT)
 
     def policy_loss(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
         return self.plain.policy_loss(observation, drawn, temperature)
@@ -150,11 +153,30 @@ class OfAll(Conservative):
 class CQL(sac.SAC):
     """SAC, whose critics are lower where the data have no actions."""
 
-    saved = (*sac.SAC.saved, "multiplier")
+    saved = (*sac.SAC.saved, "multiplier", "multiplier_optimizer")
     config: Config
+    soft_value: Conservative
 
-    def _soft_value(self) -> SoftValue:
+    def __init__(self, *parts: Any) -> None:
+        """`parts`: those of SAC."""
+        super().__init__(*parts)
+        self.multiplier_optimizer = make_optimizer_step(
+            self.multiplier.parameters(), self.schedules, "critic_learning_rate", decays=False
+        )
+        if self.config.learn_conservative_weight:
+            steps = [self.critic_optimizer, self.multiplier_optimizer]
+            self.learn_critics = updates_of(self._learn_critics, self.schedules, steps)
+
+    def _soft_value(self) -> Conservative:
         plain = super()._soft_value()
         self.multiplier = Temperature(self.schedules.of("conservative_weight")(0)).to(self.device)
         kind = OfDrawn if isinstance(plain, Continuous) else OfAll
         return kind(plain, self.multiplier)
+
+    def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
+        """One step of the critics, and where α is learned one of it along α (mean_i E[gap_i] - τ)   (eq. 30)."""
+        found = super()._learn_critics(inputs)
+        if self.config.learn_conservative_weight:
+            above = found["conservative_gap"] - self.now.target_gap
+            self.multiplier_optimizer.minimize(-self.soft_value.weight() * above)
+        return found

@@ -134,7 +134,8 @@ class DDPG(OffPolicyActorCritic):
             ConfigError: initial_priority=td with a replay of your own.
             ValueError: a number of `config` is out of range.
         """
-        super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
+        c = config or Config()
+        super().__init__(agent, critic, replay, exploration, n_steps, c, () if c.prioritized else ("beta",))
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(
                 f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"
@@ -166,6 +167,7 @@ class DDPG(OffPolicyActorCritic):
     @torch.no_grad()
     def _priorities(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
+        self.critic.choose(self.generator)
         noise = self._noise(batch.action)
         values, target = self._values_and_target(batch, noise)
         return priorities(self._error(batch, values, target))
@@ -201,9 +203,10 @@ class DDPG(OffPolicyActorCritic):
     def _learn_policy(self, batch: Transitions) -> dict[str, Tensor]:
         """Descend the actor's loss with a = μ(s)."""
         observation = self.normalized(batch.inputs)
-        action = self._action(self.agent.model, observation)
+        outputs = self._outputs(self.agent.model, observation)
         with frozen(self.critic_optimizer.parameters):
-            loss = self._actor_loss(self.critic.first_q(observation, action), action, batch.action)
+            q = self.critic.first_q(observation, self.policy.action(outputs))
+            loss = self._actor_loss(q, outputs, batch.action)
         self.optimizer.minimize(loss, batch)
         return {"policy_loss": loss.detach()}
 
@@ -221,14 +224,14 @@ class DDPG(OffPolicyActorCritic):
     @torch.no_grad()
     def _next_action(self, next_observation: Tree, noise: Tree) -> Tensor:
         """a' = μ'(s'); with target noise clip(μ'(s') + clip(σ ε, -c, c), -1, 1)."""
-        action, c = self._action(self.target_actor, next_observation), self.now
+        action, c = self.policy.action(self._outputs(self.target_actor, next_observation)), self.now
         if self.config.target_noise == 0:
             return action
         return target_policy_smoothing(action, noise, c.target_noise, c.target_noise_clip)
 
-    def _action(self, actor: Actor, observation: Tree) -> Tensor:
-        """μ(s) [n, *act] of normalised observations."""
-        return self.policy.action(actor.params(observation))
+    def _outputs(self, actor: Actor, observation: Tree) -> Tensor:
+        """u [n, d] of normalised observations, of which the actions μ(s) are the tanh."""
+        return actor.params(observation)
 
     def _noise(self, action: Tensor) -> Tree:
         """ε ~ N(0, 1) of the target policy for actions [n, *act]; () if it has none."""
@@ -236,6 +239,6 @@ class DDPG(OffPolicyActorCritic):
             return ()
         return torch.randn(action.shape, generator=self.generator, device=self.device)
 
-    def _actor_loss(self, q: Tensor, action: Tensor, action_of_data: Tensor) -> Tensor:
-        """-mean Q_1(s, μ(s)), whose gradient is -mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
+    def _actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
+        """-mean Q_1(s, μ(s)) of q [n], whose gradient is -mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
         return -q.mean()

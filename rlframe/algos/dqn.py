@@ -185,7 +185,6 @@ class DQN(QLearning):
 
     def update(self) -> UpdateMetrics:
         now, c = self.progress.scheduled, self.config
-        self.schedules.follow(now)
         self.resample()
         batch = self.with_fractions(self.replay.sample(c.batch_size, self.beta(now) if c.prioritized else 0.0))
         found = self.learn(batch)

@@ -24,6 +24,7 @@ from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import Array, Samples
 from rlframe.models import ModelConfig
+from rlframe.models.network import OF_BATCH
 from rlframe.models.normalize import RunningNorm
 from rlframe.ops.evolution import merged_moments, weighted_sum
 
@@ -53,10 +54,14 @@ class EvolutionConfig:
             "model.shared=false": model.shared,
             "model.distribution=auto": model.distribution != "auto",
             "model.state_dependent_std=false": model.state_dependent_std,
+            "model.norm=layer": model.norm in OF_BATCH,
+            "model.unit_rows=false": model.unit_rows,
+            "model.unit_gains=false": model.unit_gains,
         }
         if remedies := [remedy for remedy, wrong in unsupported.items() if wrong]:
             raise ConfigError(
-                f"evolution strategies have one network, which sees one observation: set {' and '.join(remedies)}"
+                f"evolution strategies have one network, which sees one observation at a time: set "
+                f"{' and '.join(remedies)}"
             )
         discrete = isinstance(action_space, spaces.Discrete)
         if not discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):

@@ -35,8 +35,6 @@ from rlframe.models.actor import Actor
 from rlframe.models.central import CentralView, where_present
 from rlframe.models.network import initial_weights
 
-_MOST = 1 - 1e-6  # of an action whose tanh is undone
-
 
 @chz.chz
 class Config(ddpg.Config):
@@ -120,11 +118,11 @@ class MADDPG(ddpg.DDPG):
         rows = inputs.observation
         return {**rows, OBSERVATION: self.agent.model.normalized(rows[OBSERVATION])}
 
-    def _action(self, actor: Actor, observation: Tree) -> Tensor:
-        own = unflat(super()._action(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
+    def _outputs(self, actor: Actor, observation: Tree) -> Tensor:
+        """u [n, agents, d] of each by its own observation, 0 where one is not present."""
+        own = unflat(super()._outputs(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
         return where_present(own, present(observation))
 
-    def _actor_loss(self, q: Tensor, action: Tensor, action_of_data: Tensor) -> Tensor:
-        """-mean Q + c mean u²,  a = tanh u: actions that are no good any more keep a gradient."""
-        outputs = action.clamp(-_MOST, _MOST).atanh()
+    def _actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
+        """-mean Q + c mean u²,  a = tanh u: actions near their bounds keep a gradient."""
         return -q.mean() + self.now.policy_penalty * outputs.square().mean()

@@ -39,7 +39,9 @@ class Config(ImitationConfig):
     discount: float = fraction(0.99, "gamma, per env step")
     beta: Scheduled = scheduled(1.0, "of the weight exp(beta A / c) of an action; 0: behaviour cloning")
     most_weight: Scheduled = scheduled(100.0, "largest weight of an action; inf: any", above=True, infinite=True)
-    norm_rate: float = fraction(0.01, "how far c^2, the running mean of A^2, moves to that of an update's rows")
+    norm_rate: float = fraction(
+        0.01, "how far c^2, the running mean of A^2, moves to that of an update's rows", above=True
+    )
     value_coef: Scheduled = scheduled(1.0, "weight of the value's squared error")
 
     def make_agent(
@@ -59,7 +61,7 @@ class AdvantageNorm:
     """c, the root of a running mean of A² over updates, equal on all ranks: m / w with m <- m + ρ (A² - m) from 0.
 
     The weight w <- w + ρ (1 - w) from 0 makes c right from the first update on, whatever the scale of rewards; other
-    implementations start at 10 and hardly move (ρ = 10^-8).
+    implementations start at 10 and hardly move (ρ = 10^-8). A mean that is not finite moves nothing.
     """
 
     def __init__(self, rate: float, progress: Progress, device: torch.device) -> None:
@@ -70,8 +72,9 @@ class AdvantageNorm:
         """c [] once the advantages [n] of an update are in it."""
         ranks = self.progress.ranks
         square = ranks.sum_tensor(advantage.square().mean()) / ranks.world_size
-        self.mean.add_(self.rate * (square - self.mean))
-        self.weight.add_(self.rate * (1 - self.weight))
+        rate = self.rate * square.isfinite()
+        self.mean.add_(rate * (square.where(square.isfinite(), 0.0) - self.mean))
+        self.weight.add_(rate * (1 - self.weight))
         return (self.mean / self.weight).sqrt()
 
     def state_dict(self) -> dict[str, Tensor]:

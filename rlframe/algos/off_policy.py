@@ -144,8 +144,8 @@ class FromReplay(Algorithm):
         if (n := c.replay_ratio / self.ratio.batch_size) > _MOST_UPDATES:
             raise ConfigError(
                 f"algo.replay_ratio={c.replay_ratio:g} with algo.batch_size={c.batch_size} makes {n:,.0f} updates for "
-                f"each env_step, more than {_MOST_UPDATES:,}; use algo.replay_ratio={_MOST_UPDATES * c.batch_size} or "
-                f"less"
+                f"each env_step, more than {_MOST_UPDATES:,}; use "
+                f"algo.replay_ratio={_MOST_UPDATES * self.ratio.batch_size} or less"
             )
         if not self.ratio.updates_until(n_steps):
             raise ConfigError(

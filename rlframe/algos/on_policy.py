@@ -20,6 +20,7 @@ from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
+from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import curve
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
@@ -27,6 +28,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
+from rlframe.models.network import OF_BATCH
 from rlframe.ops.policy_gradient import mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 
@@ -48,6 +50,11 @@ class OnPolicyConfig:
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
         model = model or default_model(self, observation_space, action_space)
+        if model.norm in OF_BATCH:
+            raise ConfigError(
+                f"model.norm={model.norm} makes probabilities of actions others in learning than in acting; use layer "
+                f"or none"
+            )
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 

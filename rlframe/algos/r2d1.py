@@ -150,8 +150,9 @@ class R2D1(QLearning):
         """Raises:
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
-        numbers = torch.device("cpu")  # its schedules are not read by a CUDA graph
-        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), numbers, seed=seed)
+        c, numbers = config or Config(), torch.device("cpu")  # its schedules are not read by a CUDA graph
+        unused = () if c.prioritized else ("beta",)
+        super().__init__(agent, replay, exploration, n_steps, c, numbers, unused, seed)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)

@@ -178,7 +178,7 @@ def v_trace(
     """
     _check(reward, value, terminated, truncated, valid, discount, lambda_)
     _check_shape("log_rho", log_rho, reward.shape)
-    if not rho_clip >= c_clip > 0:
+    if not (isinstance(rho_clip, Tensor) or isinstance(c_clip, Tensor)) and not rho_clip >= c_clip > 0:
         raise ValueError(f"rho_clip={rho_clip} and c_clip={c_clip} must satisfy rho_clip >= c_clip > 0")
 
     def targets(

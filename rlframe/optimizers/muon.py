@@ -58,6 +58,10 @@ class Muon(Optimizer):
         for part in self.parts:
             part.step(rate, skipped)
 
+    def renew_views(self) -> None:
+        for part in self.parts:
+            part.renew_views()
+
     def state_dict(self) -> dict[str, Any]:
         n = len(self.parameters)
         states = [part.state_dict() for part in self.parts]

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
 OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
     "pqn": (pqn, "CartPole-v1", {"q_lambda": "linear(0.9,0.5)", "minibatches": 2}),
-    "impala": (impala, "CartPole-v1", {}),
+    "impala": (impala, "CartPole-v1", {"rho_clip": "linear(2,1)"}),
     "appo": (appo, "CartPole-v1", {}),
 }
 FAST = ("rainbow", "sac", "td3_muon", "ddpg_smoothed", "a2c", "ppo")  # one of each kind of update

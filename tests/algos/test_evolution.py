@@ -137,6 +137,14 @@ def test_what_it_cannot_act_with_is_refused() -> None:
         es.Config().make_agent(BOX, BOX, ModelConfig(memory="lstm"), 0)
     with pytest.raises(ConfigError, match=r"^evolution strategies .* model\.action_embedding=0"):
         es.Config().make_agent(BOX, spaces.Discrete(2), ModelConfig(action_embedding=4), 0)
+    for settings, remedy in (
+        ({"norm": "batch"}, "model.norm=layer"),
+        ({"norm": "renorm"}, "model.norm=layer"),
+        ({"unit_rows": True}, "model.unit_rows=false"),
+        ({"unit_rows": True, "unit_gains": True, "norm": "layer"}, "model.unit_rows=false and model.unit_gains=false"),
+    ):
+        with pytest.raises(ConfigError, match=f"set {remedy}$"):
+            es.Config().make_agent(BOX, BOX, ModelConfig(**settings), 0)
     with pytest.raises(ConfigError, match=r"model\.critic is for .* but evolution strategies have none"):
         es.Config().make_agent(BOX, BOX, ModelConfig(critic=CriticConfig(hidden=(8,))), 0)
     with pytest.raises(ConfigError, match="one Discrete action or bounded Box"):

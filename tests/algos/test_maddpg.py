@@ -137,14 +137,21 @@ def test_agents_that_are_gone_are_taught_no_action() -> None:
 
     def gradient(states: Tensor) -> Tensor:
         now = {**rows, "observation": {**seen, "observation": states}}
-        action = algo._action(algo.agent.model, now)
-        loss = algo._actor_loss(algo.critic.q(now, action), action, torch.zeros(3, 2, 1))
+        outputs = algo._outputs(algo.agent.model, now)
+        loss = algo._actor_loss(algo.critic.q(now, outputs.tanh()), outputs, torch.zeros(3, 2, 1))
         parameters = list(algo.agent.parameters())
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters, materialize_grads=True)])
 
     found = gradient(torch.tensor([[0, 0], [1, 1], [2, 2]]))
     assert (found != 0).any()
     torch.testing.assert_close(gradient(torch.tensor([[0, 2], [1, 2], [2, 2]])), found)
+
+
+def test_the_penalty_pulls_saturated_actions_back() -> None:
+    algo = made(transitions(4), policy_penalty=0.5)
+    outputs = torch.tensor([3.0, -12.0, 40.0]).view(3, 1, 1).expand(3, 2, 1).clone().requires_grad_()
+    (found,) = torch.autograd.grad(algo._actor_loss(torch.zeros(3), outputs, torch.zeros(3, 2, 1)), outputs)
+    torch.testing.assert_close(found, 0.5 * 2 * outputs.detach() / 6)
 
 
 def test_critics_see_the_state_in_place_of_observations() -> None:

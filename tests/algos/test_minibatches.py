@@ -7,14 +7,17 @@ import chz
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlframe.algos.a2c import Config as A2CConfig
 from rlframe.algos.on_policy import as_minibatch, make_batch, minibatches, order_of_rows
 from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
 from tests.algos.table import one_step_episodes, table_agent
 from tests.samplers.made import assert_equal, copied, sampler_for
 
@@ -114,6 +117,12 @@ def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(memory: str
 def ppo(n_steps: int = 1000, **config: Any) -> tuple[PPO, Samples]:
     sampler, agent = sampler_for(T=6, B=4)
     return PPO(agent, BatchSpec(6, 4), n_steps, PPOConfig(**config)), copied(sampler.collect())
+
+
+@pytest.mark.parametrize("norm", ["batch", "renorm"])
+def test_networks_that_see_other_probabilities_in_learning_are_refused(norm: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model.norm={norm} makes probabilities .*; use layer or none"):
+        PPOConfig().make_agent(spaces.Discrete(3), spaces.Discrete(2), ModelConfig(norm=norm))
 
 
 def test_ppo_makes_epochs_times_minibatches_updates() -> None:

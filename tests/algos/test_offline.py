@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos import bc, cql, dqn, iql, marwil, td3_bc
+from rlframe.algos.base import Progress
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.critics import Critic, Ensemble, ExpectedValue
+from rlframe.optimizers import AdamWConfig
 from rlframe.replay import Sequences, Transitions
 from tests.algos.learners import LEVEL, NUMBER, OneBatch, inputs_at, learner, transitions, updated
 from tests.algos.table import table_agent
@@ -102,6 +104,13 @@ def test_its_norm_is_a_running_mean_that_is_right_from_the_first_update_on() -> 
     algo = marwil.MARWIL(in_table(1), OneBatch(RETURNS), 100, marwil.Config(norm_rate=0.25))
     found = [algo.norm.follow(torch.tensor([x])).item() ** 2 for x in (3.0, -1.0)]
     assert found == pytest.approx([9.0, (0.75 * 0.25 * 9 + 0.25 * 1) / (0.75 * 0.25 + 0.25)])
+
+
+def test_one_bad_batch_leaves_the_norm_of_advantages_as_it_is() -> None:
+    norm = marwil.AdvantageNorm(0.5, Progress(), torch.device("cpu"))
+    for advantage in (torch.tensor([1e20, 1.0]), torch.tensor([math.nan])):
+        norm.follow(advantage)
+    assert norm.follow(torch.tensor([3.0, -3.0])).item() == 3
 
 
 def test_marwil_with_beta_0_clones_and_its_largest_weight_bounds_it() -> None:
@@ -211,9 +220,11 @@ def test_cql_adds_the_gap_by_importance_to_the_losses_of_sac() -> None:
 
 
 @pytest.mark.parametrize(("target_gap", "rises"), [(-9.0, True), (9.0, False)])
-def test_a_learned_weight_rises_while_the_gap_is_above_its_target(target_gap: float, rises: bool) -> None:
+def test_a_learned_weight_rises_while_the_gap_is_above_its_target_and_does_not_decay(
+    target_gap: float, rises: bool
+) -> None:
     settings = {"learn_conservative_weight": True, "conservative_weight": 2.0, "target_gap": target_gap}
-    algo = continuous(cql, log_std=-1.0, critic_learning_rate=1e-2, **settings)
+    algo = continuous(cql, log_std=-1.0, critic_learning_rate=1e-2, optimizer=AdamWConfig(weight_decay=0.5), **settings)
     first = updated(algo, two_rows())
     assert first["conservative_weight"] == pytest.approx(2.0)
     gradient = -2.0 * (first["conservative_gap"] - target_gap)

@@ -177,12 +177,23 @@ def test_a_batch_of_large_observations_is_refused_before_it_is_allocated() -> No
         limits.check_batch(experiment, agent, IMAGE, CHOICE)
 
 
-def test_updates_without_end_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["env=CartPole-v1", "algo=dqn", "algo.batch_size=32", "sampler=serial", "eval.n_episodes=0"]
-    assert main([*words, "runner=minibatch_rl", "algo.replay_ratio=1e18", "snapshot_mode=none"]) == 2
+@pytest.mark.parametrize(
+    ("algo", "n", "most"),
+    [
+        (["dqn"], "31,250,000,000,000,000", 32_000),
+        (["r2d1", "algo.learn_T=80"], "390,625,000,000,000", 2_560_000),
+    ],
+    ids=["rows", "sequences"],
+)
+def test_updates_without_end_are_refused(
+    algo: list[str], n: str, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env=CartPole-v1", f"algo={algo[0]}", *algo[1:], "algo.batch_size=32", "sampler=serial"]
+    words += ["eval.n_episodes=0", "runner=minibatch_rl", "snapshot_mode=none"]
+    assert main([*words, "algo.replay_ratio=1e18"]) == 2
     assert (
-        "error: algo.replay_ratio=1e+18 with algo.batch_size=32 makes 31,250,000,000,000,000 updates for each "
-        "env_step, more than 1,000; use algo.replay_ratio=32000 or less"
+        f"error: algo.replay_ratio=1e+18 with algo.batch_size=32 makes {n} updates for each env_step, more than 1,000; "
+        f"use algo.replay_ratio={most} or less"
     ) in capsys.readouterr().err
 
 

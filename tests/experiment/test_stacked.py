@@ -28,6 +28,7 @@ DQN |= {"algo.target_interval": "3"}
 CROSSQ = {**SAC, "model.norm": "renorm", "algo.target_critics": "false", "algo.policy_interval": "3"}
 A2C = {"algo": "a2c", "env": "CartPole-v1", "sampler.batch_T": "5", "sampler.batch_B": "2", "runner.n_steps": "100"}
 IMPALA = {**A2C, "algo": "impala"}
+MUON = {**A2C, "algo.optimizer": "muon", "algo.optimizer.smallest": "8"}
 
 
 def numbers(tree: Any) -> list[np.ndarray]:
@@ -52,8 +53,8 @@ def saved(run: Path) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [PPO, A2C, IMPALA, SAC, CROSSQ, TD3, DQN],
-    ids=["ppo", "a2c", "impala", "sac", "crossq", "td3", "dqn"],
+    [PPO, A2C, IMPALA, MUON, SAC, CROSSQ, TD3, DQN],
+    ids=["ppo", "a2c", "impala", "muon", "sac", "crossq", "td3", "dqn"],
 )
 def test_each_seed_learns_what_it_learns_alone(tmp_path: Path, words: dict[str, str]) -> None:
     words = {**words, **SHORT}

@@ -71,6 +71,8 @@ CASES = {
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "td3_chosen_critics": f"algo=td3 {PENDULUM} algo.n_critics=5 algo.n_target_critics=2 algo.prioritized=true "
+    f"algo.initial_priority=td algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "td3": f"algo=td3 {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "bc": f"algo=bc {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "bc_lstm": f"algo=bc {CARTPOLE} algo.learn_T=4 algo.batch_size=2 algo.replay_ratio=1 model.memory=lstm {REPLAY}",
