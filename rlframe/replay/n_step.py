@@ -223,6 +223,7 @@ class InitialPriorities:
         write_rows(self._best, start, choices.max(-1))
         write_rows(self._taken, start, np.take_along_axis(q, as_numpy(samples.action)[..., None], -1)[..., 0])
         self._end = start + len(q)
+        write_rows(self._best, self._end, np.full((1, q.shape[1]), np.nan, np.float32))  # not known yet
 
     def of(self, time: np.ndarray, env: np.ndarray, steps: Any, return_: np.ndarray, bootstrap: np.ndarray) -> Any:
         """Errors [n] of the rows (time, env) [n]; NaN where the agent did not act at row t+k."""

@@ -79,7 +79,7 @@ class Storage:
         ring, n, memory = self.ring, self.rows_before, self.memory
         time = ring.t
         if time:
-            self._truncate(time - 1, memory.own(np.ones(ring.B, np.bool_)))
+            self._truncate_newest(time - 1, memory.own(np.ones(ring.B, np.bool_)))
             n += 1
         self._invalidate(time + 1, n)
         no, reward = memory.zeros((n, ring.B), np.bool_), memory.zeros((n, ring.B), np.float32)
@@ -94,20 +94,22 @@ class Storage:
 
     def _end_interrupted(self, start: int, valid: Array, first: Array) -> None:
         """Truncate the episodes that nothing ended before a reset: their worker died between the batches."""
-        if self.memory.on_device:
-            self._truncate(start - 1, ~valid[0] & first[0])
-            return
-        envs = (~np.logical_or.accumulate(valid) & first).any(0)  # reset before they acted
-        time = start - 1
-        while time >= self.ring.oldest and envs.any():
-            self._truncate(time, envs)
-            envs = envs & ~self.valid[time % self.ring.L] & ~self.first[(time + 1) % self.ring.L]
-            time -= 1
+        on_device = self.memory.on_device
+        reset = (
+            ~valid[0] & first[0] if on_device else (~np.logical_or.accumulate(valid) & first).any(0)
+        )  # before acting
+        self._truncate_newest(start - 1, reset)
 
-    def _truncate(self, time: int, envs: Array) -> None:
-        """Truncate the open episodes of `envs` [B] bool at this row."""
-        place = time % self.ring.L
-        self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
+    def _truncate_newest(self, time: int, envs: Array) -> None:
+        """Truncate the open episodes of `envs` [B] bool at their newest rows up to this time; on a device at this."""
+        L = self.ring.L
+        while time >= self.ring.oldest and (self.memory.on_device or envs.any()):
+            place = time % L
+            self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
+            if self.memory.on_device:
+                return
+            envs = envs & ~self.valid[place] & ~self.first[(time + 1) % L]
+            time -= 1
 
     def _invalidate(self, start: int, n: int) -> None:
         """Mark the rows as not valid that n time steps starting at `start` are about to overwrite."""

@@ -85,6 +85,14 @@ def test_the_best_action_is_an_allowed_one() -> None:
     assert found.tolist() == [abs(2.0 - 1.0), abs(7.0 - 2.0)]
 
 
+def test_the_bootstrap_of_a_row_that_nothing_acted_on_yet_is_not_known() -> None:
+    errors, zero = InitialPriorities(4, 1), np.zeros(1, np.float32)
+    for time in (0, 4):  # the newest row has the place of the first
+        batch = replace(History(1, ends=0.0).batch(4), info=QInfo(torch.ones(4, 1, 1000)))
+        errors.append(batch, time)
+    assert np.isnan(errors.of(np.array([6]), np.array([0]), 2, zero, zero + 1))
+
+
 def test_a_restored_replay_gives_the_same_priorities() -> None:
     history = History(2, ends=0.1)
     replay, other = (replay_for(history, NStep(0.5, 3, td_priorities=True), T=4, L=20, alpha=0.7) for _ in range(2))

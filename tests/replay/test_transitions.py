@@ -135,6 +135,16 @@ def test_a_batch_that_does_not_continue_the_last_one_truncates_its_episodes() ->
     assert buffer.n_rows == 12
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_episode_that_waits_at_such_a_gap_is_truncated_where_it_acted_last(n: int) -> None:
+    buffer = replay(n)
+    waiting = replace(batch(6), n_env_steps=4)
+    waiting.valid[4:] = False
+    buffer.append(waiting)
+    buffer.append(batch(6, start=20))
+    assert drawn(buffer)[3] == (8.0, 0.5, 4.0)
+
+
 def test_previous_action_and_reward_are_those_of_the_row_before() -> None:
     buffer = replay(previous=True)
     buffer.append(batch(6))
