@@ -1,5 +1,6 @@
 """All random generators of a run, derived from one root seed so that no two streams overlap."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -118,6 +119,16 @@ class EpisodeSeeds:
         bits: Any = rng.bit_generator
         bits.state = self._stream
         bits.advance(episode << 64)
+
+
+def spawned(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
+    """New generators seeded by the states of these."""
+    return [np.random.default_rng(pack_state(rng)) for rng in rngs]
+
+
+def new_round(rngs: Sequence[np.random.Generator]) -> int:
+    """A round of episodes that follows from the states of these generators, which stay as they are."""
+    return int(np.random.default_rng(pack_state(rngs[0])).integers(1, 2**31))
 
 
 def round_seed(own: int, round_: int) -> int:

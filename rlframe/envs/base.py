@@ -14,6 +14,7 @@ from gymnasium import Space
 
 from rlframe.core.errors import ReadableError
 from rlframe.core.multi_agent import PolicyMap
+from rlframe.core.ranks import current_ranks
 from rlframe.core.reduction import reduction_of
 from rlframe.core.struct import Struct, Tree
 from rlframe.envs.options import EnvOptions, clip_bounds
@@ -32,11 +33,14 @@ class EnvConfig:
     n_threads: int = 0  # of a native vector environment or EnvPool; 0: one per CPU, at most one per environment
     options: EnvOptions = field(default_factory=EnvOptions)  # time limit, rewards, wrappers
     mode: str = "train"  # train | eval, for a creator that takes it
-    rank: int = 0  # for a creator that takes it; 0: the rank of this process
+    rank: int | None = None  # for a creator that takes it; None: that of this process
     gpus: tuple[int, ...] = ()  # on which workers render MuJoCo's images in turn, with MUJOCO_GL=egl; (): all
     whole_episodes: bool = False  # start an episode only where the rest of the batch has room for it
     restarts: int = 0  # times that an environment which raised is made again
     policies: PolicyMap = field(default_factory=PolicyMap)  # of an environment of several agents
+
+    def own_rank(self) -> int:
+        return current_ranks().rank if self.rank is None else self.rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +256,7 @@ class VectorInfoMeans:
             mask = infos.get(f"_{name}")
             counted = valid & mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else valid
             entry = self._sums.setdefault(name, np.zeros((2, self._n)))
-            if reduce := _VECTOR_REDUCTIONS.get(name.rpartition("_")[2]):
+            if reduction_of(name) and (reduce := _VECTOR_REDUCTIONS.get(name.rpartition("_")[2])):
                 combined = np.where(entry[1] > 0, reduce(entry[0], values), values)
                 np.copyto(entry[0], combined, where=counted)
             else:

@@ -145,7 +145,7 @@ class EpisodeStates:
     def restore(self, index: int, saved: dict[str, Any], play: Callable[[gymnasium.Env, Tree], None]) -> str:
         """Restore environment `index`, which is newly made; returns why it is impossible, or "".
 
-        `play` steps it through actions [k, ...], and raises StateError if the result differs from the saved episode.
+        `play` steps it through actions [k, ...], and raises EnvStateError if the result differs from the saved episode.
         """
         self._seeds[index], self.episodes[index] = EpisodeSeeds(saved["seed"]), saved["episode"]
         if "restart_reason" in saved:
@@ -207,7 +207,7 @@ class ActionLog:
 
 
 def save_env(env: Any) -> list[Any]:
-    """The state of an environment and its wrappers as plain data. Raises StateError if a part cannot be read."""
+    """The state of an environment and its wrappers as plain data. Raises EnvStateError if a part cannot be read."""
     layers = _layers(env)
     holders = [
         SimpleNamespace(state=layer.get_state(), np_random=vars(layer).get("_np_random"))
@@ -219,7 +219,7 @@ def save_env(env: Any) -> list[Any]:
 
 
 def load_env(env: Any, saved: list[Any]) -> None:
-    """Set a newly made environment to a state from `save_env`. After a StateError the environment must be reset."""
+    """Set a newly made environment to a state from `save_env`. After an EnvStateError the environment must be reset."""
     layers = _layers(env)
     holders = [SimpleNamespace() if _has_state_methods(layer) else layer for layer in layers]
     serializer.load_attributes(holders, layers, saved, CODECS)

@@ -22,7 +22,6 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
-from rlframe.core.ranks import current_ranks
 from rlframe.envs import atari, envpool, gymnasium_vector, none, pettingzoo
 from rlframe.envs.base import EnvConfig, Envs, ScaledRewards
 from rlframe.envs.multi_agent import make_multi_agent
@@ -351,7 +350,7 @@ def env_maker(
 
 def _creator_arguments(creator: Callable[..., Any], config: EnvConfig, seed: int, index: int) -> dict[str, Any]:
     """What a callable is told of the environment that it makes: those of four arguments that it names."""
-    told = {"env_index": index, "rank": config.rank or current_ranks().rank, "seed": seed, "mode": config.mode}
+    told = {"env_index": index, "rank": config.own_rank(), "seed": seed, "mode": config.mode}
     try:
         known = inspect.signature(creator).parameters
     except (TypeError, ValueError):  # of some callables in C

@@ -63,6 +63,7 @@ class PythonEnvs(Envs):
         self._reset = self._episodes.reset
         self._waiting: frozenset[int] = frozenset()  # see `hold`
         self._stopped: frozenset[int] = frozenset()  # of these, those in the middle of an episode
+        self._acted: dict[int, Tree | None] = {}  # their actions until then
         self._restarted: list[int] = []  # in the last step, for `pop_restarted`
         self._restarter = Restarter(makers, seeds, self._envs, self._episodes, restarts, first)
         self._lost = self._restarter.restarted  # in this step
@@ -192,14 +193,19 @@ class PythonEnvs(Envs):
             self._means[index].clear()
 
     def hold(self, which: frozenset[int], at_once: bool = False) -> None:
+        log = self._episodes.action_log
         for index in self._stopped - which:
             self._ended[index] = self._ended_rows[index] = False
+            if log is not None and (acted := self._acted.pop(index)) is not None:
+                log.start_episode(index, acted)  # without what was logged since
         self._stopped &= which
         if at_once:
             running = frozenset(index for index in which if not self._ended[index])
             self._stopped |= running
             for index in running:
                 self._ended[index] = self._ended_rows[index] = True
+                if log is not None:
+                    self._acted.setdefault(index, log.actions(index))
         self._waiting = which
 
     def pop_restarted(self) -> list[int]:
@@ -302,7 +308,7 @@ class PythonEnvs(Envs):
         return reason
 
     def _replay(self, env: gymnasium.Env, actions: Tree, goal: Tree, tick: Callable[[], None]) -> None:
-        """Take actions [k, ...] again. Raises StateError if they do not lead to the observation `goal` [1, ...]."""
+        """Take actions [k, ...] again. Raises EnvStateError if they do not lead to the observation `goal` [1, ...]."""
         observation: Any = None
         for t in range(len(leaves(actions)[0]) if leaves(actions) else 0):
             (action,) = self._split(self._decode(map_tree(lambda x, t=t: x[t : t + 1], actions)))

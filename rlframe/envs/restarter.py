@@ -55,7 +55,8 @@ class Restarter:
             if self.used[index] >= self._most:
                 raise error
             self.used[index] += 1
-            seed = int(np.random.SeedSequence([self._seeds[index], self.used[index]]).generate_state(1)[0] >> 1)
+            sequence = np.random.SeedSequence(self._seeds[index], spawn_key=(2, self.used[index]))
+            seed = int(sequence.generate_state(1)[0] >> 1)
             _log.warning(
                 f"environment {self._first + index} raised {type(error).__name__}: {error}; it is made again with seed "
                 f"{seed} (restart {self.used[index]} of sampler.env_restarts={self._most})"

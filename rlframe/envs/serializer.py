@@ -38,7 +38,7 @@ class Codec(NamedTuple):
     """Functions that save and load a simulator's object, whose state is not in Python attributes."""
 
     save: Callable[[Any], Any]  # (object): its state as scalars, lists, dicts with string keys, and arrays
-    load: Callable[[Any, Any], None]  # (new object, saved state); raises StateError if they do not fit
+    load: Callable[[Any, Any], None]  # (new object, saved state); raises EnvStateError if they do not fit
 
 
 Codecs = Mapping[str, Codec]  # by `type_name`
@@ -50,7 +50,7 @@ def type_name(kind: type) -> str:
 
 
 def save_attributes(holders: Sequence[Any], owners: Sequence[Any], codecs: Codecs) -> list[Any]:
-    """The attributes of each holder, which may refer to the owners, as plain data. Raises StateError if one is not."""
+    """The attributes of each holder, which may refer to the owners, as plain data; EnvStateError if one is not."""
     saver = _Saver(owners, codecs)
     found = [saver.attributes(holder) for holder in holders]
     spans = sorted((array.ctypes.data, array.nbytes) for array in saver.arrays if array.nbytes)
@@ -61,7 +61,7 @@ def save_attributes(holders: Sequence[Any], owners: Sequence[Any], codecs: Codec
 
 
 def load_attributes(holders: Sequence[Any], owners: Sequence[Any], saved: Sequence[Any], codecs: Codecs) -> None:
-    """Set saved attributes on newly made objects. Raises StateError if they do not fit; some may be set already."""
+    """Set saved attributes on newly made objects. Raises EnvStateError if they do not fit; some may be set already."""
     if len(saved) != len(holders):
         raise EnvStateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
     loader = _Loader(owners, codecs)

@@ -91,12 +91,14 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = self._space(space)
 
     def _space(self, space: Box) -> Box:
-        low, high = (self._convert(bound.astype(np.float32)) for bound in (space.low, space.high))
-        return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=np.dtype(space.dtype).type)
+        low, high = (self._as(space.dtype, bound.astype(np.float32)) for bound in (space.low, space.high))
+        return Box(low, high, dtype=np.dtype(space.dtype).type)
 
     def observation(self, observation: Any) -> np.ndarray:
-        converted = self._convert(np.asarray(observation))
-        dtype = self.observation_space.dtype
+        return self._as(self.observation_space.dtype, np.asarray(observation))
+
+    def _as(self, dtype: Any, image: np.ndarray) -> np.ndarray:
+        converted = self._convert(image)
         return np.rint(converted).astype(dtype) if np.dtype(dtype).kind in "ui" else converted.astype(dtype, copy=False)
 
     def _convert(self, image: np.ndarray) -> np.ndarray:

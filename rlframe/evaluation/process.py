@@ -59,7 +59,7 @@ def make_evaluator(
     elif config.opponents:
         make = partial(MatchEvaluator, env, spaces=spaces, config=config, seed=seed)
     else:
-        workers = replace(supervision, name="evaluation worker")
+        workers = replace(supervision, name="evaluation worker", fresh_seeds=False)
         make = partial(Evaluator, env, config=config, seed=seed, cpus=affinity.workers, supervision=workers)
     if current_ranks().rank and (config.asynchronous or config.function or config.opponents):
         return NoEvaluator(config.interval_steps)  # rank 0 evaluates

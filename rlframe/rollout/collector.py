@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
+from rlframe.core.seeding import round_seed
 from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
@@ -42,6 +43,7 @@ class Collector:
         self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsCheck(observation_space)
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
         self.end = 0  # time of row T in the stream
+        self._decorrelation = 0, 0, 0  # see `decorrelate`
         inputs = batch.inputs()
         self._rows = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
 
@@ -97,17 +99,21 @@ class Collector:
         return reasons
 
     def reset(self, round_: int = 0) -> None:
-        """Restart all episodes, from the seeds of a round (see `Envs.reset`)."""
+        """Restart all episodes, from the seeds of a round (see `Envs.reset`), decorrelated as before."""
         for stepper in self.steppers:
             stepper.reset(round_)
-        self.tracker = EpisodeTracker(self.batch.rows.B)
+        self.tracker.forget()
         self.end += 1
+        n_steps, seed, first = self._decorrelation
+        self.decorrelate(n_steps, round_seed(seed, round_), first)
+        self._decorrelation = n_steps, seed, first
 
     def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
         """Take random steps, so that episodes do not all start together (see `Stepper.decorrelate`).
 
         Episodes that include random steps are not reported.
         """
+        self._decorrelation = n_steps, seed, first
         if not n_steps:
             return
         for stepper in self.steppers:

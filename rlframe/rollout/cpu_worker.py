@@ -9,7 +9,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.core.objects import ObjectName
-from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
+from rlframe.core.seeding import Role, generator, generators, new_round, pack_state, unpack_state
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.collector import Collector
@@ -73,8 +73,7 @@ class CollectHandler:
         self.collector: Collector = collector(batch, [inference], [self.stepper], context.envs.observation_space)
         if not context.is_replacement:
             self.stepper.reset()
-            if decorrelation_steps:
-                self.stepper.decorrelate(decorrelation_steps, seed, first)
+            self.collector.decorrelate(decorrelation_steps, seed, first_of_rank)
         self._save_noise()
 
     def __call__(self, command: int, argument: int) -> Any:
@@ -87,8 +86,11 @@ class CollectHandler:
             return self.stepper.state()
         states = self.parent.receive()  # the parent wrote noise, last row and agent's state to shared memory
         load_noise(self.rngs, [unpack_state(words) for words in self.noise])
+        if not states:
+            self.collector.reset(new_round(self.rngs))
+            return []
         self.collector.inferences[0].load_state()
-        return self.stepper.restore(states) if states else []
+        return self.stepper.restore(states)
 
     def _run(self, start: int) -> BatchEvents | None:
         """Take the steps from `start` on; returns the events if there are any."""

@@ -46,14 +46,22 @@ class EpisodeTracker:
         self.partial = np.zeros(n, bool)  # the agent did not take all steps of the running episode
         self.finished: list[Trajectory] = []
         self.statistics: list[list[EpisodeStatistic]] = [[] for _ in range(n)]  # of each environment
-        self._discount = discount
+        self._discount, self._makers = discount, list[Callable[[], EpisodeStatistic]]()
         self._factor: np.ndarray = np.ones(n)  # discount ** length
         self._powers: np.ndarray = np.ones(0)
 
     def follow(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
         """Discount by this factor, and make these statistics for every environment."""
-        self._discount, self._powers = discount, np.ones(0)
+        self._discount, self._makers, self._powers = discount, list(statistics), np.ones(0)
         self.statistics = [[_made(make) for make in statistics] for _ in self.statistics]
+
+    def forget(self) -> None:
+        """Begin anew in all environments."""
+        for _, array in self._arrays():
+            array[...] = 0
+        self._factor[...] = 1.0
+        self.finished = []
+        self.follow(self._discount, self._makers)
 
     def update(self, rows: EnvRows, events: Iterable[BatchEvents]) -> None:
         """Add a batch. Finished episodes are ordered by their end, then by environment."""

@@ -101,6 +101,7 @@ class LocalStepper(Stepper):
     def __init__(self, envs: Envs, rows: EnvRows, lo: int, progress: np.ndarray) -> None:
         """`rows` are the columns of these environments; `lo` is the first one's column in the whole batch."""
         self.envs, self.rows, self.lo, self.hi, self.progress = envs, rows, lo, lo + envs.n, progress
+        self._heartbeat = np.zeros(1, np.int64)
         self._actions, self._steps = rows.actions(), rows.steps()
         self.diagnostics: Diagnostics = {}
         self.interruptions: Interruptions = set()
@@ -124,6 +125,7 @@ class LocalStepper(Stepper):
                 if means:
                     self.diagnostics[t, self.lo + int(env)] = means
         self.progress[0] = t + 1
+        self._heartbeat[0] += 1
 
     def _special_step(self, t: int, step: EnvStep) -> None:
         """A step with whole episodes, or with environments that are made again if they raise."""
@@ -150,7 +152,8 @@ class LocalStepper(Stepper):
                 envs.hold(frozenset(env for env, wait in enumerate(waits) if number < wait), at_once=True)
             write(actions, random_actions(envs.observation_space, envs.action_space, step.observation, rngs))
             envs.step(actions, step)
-            self.progress[0] = -number  # a heartbeat
+            self.progress[0] = -number
+            self._heartbeat[0] += 1
         if envs.can_wait:
             envs.hold(frozenset())
         envs.pop_restarted()
@@ -167,6 +170,7 @@ class LocalStepper(Stepper):
 
     def _tick(self) -> None:
         self.progress[0] += 1
+        self._heartbeat[0] += 1
 
     def restart_episodes(self, t: int) -> None:
         """Reset all environments in row t, in place of a process that died there.
@@ -190,7 +194,7 @@ class LocalStepper(Stepper):
         return len(self.diagnostics) + len(self.interruptions)
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
-        self.progress = heartbeat
+        self._heartbeat = heartbeat
 
 
 STEP, RESET, RESTART_EPISODES, POP_EVENTS, STATE, RESTORE, DECORRELATE = range(7)  # commands

@@ -13,7 +13,6 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
@@ -121,7 +120,7 @@ class Worker(Service):
         self.needs_reset = self.envs_started
         if not self._pool.supervision.fresh_seeds:
             return "restarted with the same seeds"
-        sequences = [np.random.SeedSequence([seed, self.generation]) for seed in self.seeds]
+        sequences = [np.random.SeedSequence(seed, spawn_key=(1, self.generation)) for seed in self.seeds]
         self.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
         return f"restarted with fresh seeds {self.seeds}"
 
@@ -180,8 +179,7 @@ class WorkerPool:
         self.n, self._first, self.supervision = n, first, supervision or Supervision()
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
         self.env: EnvConfig | None = config
-        rank = config.rank or current_ranks().rank
-        self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads, rank=rank)
+        self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads, rank=config.own_rank())
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
         most = self.supervision.max_restarts
         self.restart_budget = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
@@ -218,7 +216,7 @@ class WorkerPool:
     def launch(self, worker: Worker) -> ChildProcess:
         """Start a process for a worker."""
         columns = worker.lo, self._first + worker.lo
-        place = self.config.rank * len(self.workers) + worker.index
+        place = self.config.own_rank() * len(self.workers) + worker.index
         arguments = (self.config, worker.seeds, place, columns, worker.generation, worker.envs_started)
         cpus, method = self._cpus[worker.index], self.supervision.start_method
         return ChildProcess(worker.name, worker_main, arguments, cpus, method, self._preload)

@@ -18,8 +18,8 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, Stopped
-from rlframe.core.ranks import SamplerRank, use_ranks
-from rlframe.core.seeding import Role, generators, pack_state, seed_int
+from rlframe.core.ranks import SamplerRank, current_ranks, use_ranks
+from rlframe.core.seeding import Role, generators, seed_int, spawned
 from rlframe.core.struct import Struct
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
@@ -43,7 +43,7 @@ _CLOSE_S = 5.0  # for the process and its workers to end by themselves
 
 @dataclass(frozen=True, eq=False)
 class BatchSlot(Struct):
-    """One batch in the ring; its `score` and `ended` are not used."""
+    """One batch in the ring; its `raw_reward` and `ended` are not used."""
 
     batch: BatchBuffer
     version: Array  # [1] int64: of the parameters that sampled the batch
@@ -89,7 +89,8 @@ class BackgroundProcess(Service):
                 f"runner.timeout_s={self.supervision.timeout_s} must be above sampler.timeout_s={workers_s}; "
                 f"otherwise the sampler's process is killed as hung while it waits for one of its workers"
             )
-        self.config, self.env, self.seed, self.cpus = config, env, seed, tuple(cpus)
+        self.config, self.seed, self.cpus = config, seed, tuple(cpus)
+        self.env = replace(env, rank=current_ranks().rank)
         self.worker_cpus, self.n_threads, self.place = [tuple(each) for each in worker_cpus], n_threads, place
         most = self.supervision.max_restarts
         super().__init__(
@@ -199,7 +200,7 @@ class BackgroundSampler(SourceAhead):
         self._counters: dict[str, float] = {}  # of the sampler in the process
         self._previous_restarts = 0.0  # of workers of earlier processes
         self._busy_s, self._counted_at = 0.0, time.monotonic()
-        self._noise = _spawn(
+        self._noise = spawned(
             generators(process.seed, Role.NOISE, spec.B, process.place[0] * spec.B)
         )  # never drawn from
         self._started = False
@@ -262,9 +263,6 @@ class BackgroundSampler(SourceAhead):
         """Act with these parameters from the next batch that starts; `posted_version` is their version."""
         self.posted_version = post_parameters(self.shared_parameters.tree, parameters(agent))
 
-    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
-        """Does nothing: `collect` monitors the process."""
-
     def counters(self) -> dict[str, float]:
         """The sampler's counters, at most a second or a batch old, and the share of time that the process waited."""
         restarts = self._previous_restarts + self._counters.get("sampler/restarts", 0.0) + self.process.restarts.n
@@ -288,7 +286,7 @@ class BackgroundSampler(SourceAhead):
             raise RuntimeError("load_state_dict must come before the first collect; make a new BackgroundSampler")
         child, rngs = self.process.child, generators(0, Role.NOISE, self.batch_spec.B)
         load_noise(rngs, state["noise"])
-        self._noise = _spawn(rngs)
+        self._noise = spawned(rngs)
         child.start_command(_LOAD_NOISE)
         try:
             child.send(noise_state(rngs))
@@ -305,11 +303,6 @@ class BackgroundSampler(SourceAhead):
     def close(self) -> None:
         self.release()
         self.process.close()
-
-
-def _spawn(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
-    """New generators seeded by the states of these."""
-    return [np.random.default_rng(pack_state(rng)) for rng in rngs]
 
 
 def background_main(parent: ParentLink, place: tuple[int, int], *work: Any) -> None:
@@ -364,14 +357,12 @@ class _SlotFiller:
     def __init__(self, parent: ParentLink, sampler: Sampler, agent: Agent, shared_parameters: Any) -> None:
         self.parent, self.sampler, self.agent = parent, sampler, agent
         self.copies = ParameterCopies(agent, shared_parameters)
-        self.heartbeat = parent.control[PROGRESS:]  # negative between batches, so that it changes with each batch
-        self.n_batches = 0
+        self.heartbeat = parent.control[PROGRESS:]
         self.sent_at = time.monotonic()
         sampler.set_heartbeat(self.heartbeat)
 
     def fill(self, slot: BatchSlot) -> None:
-        self.n_batches += 1
-        self.heartbeat[0] = -1 - self.n_batches
+        self.heartbeat[0] += 1
         if self.copies.refresh():
             self.sampler.refresh(self.agent)
         samples = self.sampler.collect()

@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, ObjectName, made_by, name_of
 from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import first_env_of_rank
-from rlframe.core.seeding import Role, env_seeds
+from rlframe.core.seeding import Role, env_seeds, new_round
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.rollout.collector import Collector
@@ -285,7 +285,10 @@ class LocalInferenceSampler(Sampler, ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         load_noise(self.rngs, state["noise"])
-        return self.collector.load_state(state) if "envs" in state else [NOT_SAVED] * self.envs.n
+        if "envs" in state:
+            return self.collector.load_state(state)
+        self.collector.reset(new_round(self.rngs))
+        return [NOT_SAVED] * self.envs.n
 
     def close(self) -> None:
         self.envs.close()

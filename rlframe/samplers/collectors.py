@@ -51,7 +51,7 @@ class CollectorProcesses:
         with ExitStack() as opened:
             for i in range(n):
                 own = replace(watched, name=f"{watched.name} {i}")
-                where = cpus[i % len(cpus) : i % len(cpus) + 1] if len(cpus) >= n else cpus
+                where = cpus[i * len(cpus) // n : (i + 1) * len(cpus) // n] if len(cpus) >= n else cpus
                 of_workers = worker_cpus[i * w : (i + 1) * w]
                 number = n * place[0] + i, n * place[1]
                 made = BackgroundProcess(part, env, seed, where, of_workers, max(1, n_threads // n), own, number)
@@ -141,9 +141,6 @@ class Collectors(SourceAhead):
 
     def made_with(self) -> dict[str, Any]:
         return {"n_samplers": len(self.samplers), **self.samplers[0].made_with()}
-
-    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
-        """Does nothing: `check` and `collect` monitor the processes."""
 
     def counters(self) -> dict[str, float]:
         """Sums of the samplers' counters, means of fractions, and the env steps a second that came from each."""

@@ -141,6 +141,9 @@ class CpuSampler(Sampler):
             own = state.get("envs", [])[worker.lo : worker.hi]
             reasons += self.envs.call(worker, cpu_worker.LOAD_STATE, values=[own])
         if "envs" not in state:
+            self.tracker.forget()
+            self.tracker.partial[:] = self.config.decorrelation_steps > 0
+            self.end += 1
             return [NOT_SAVED] * self.envs.n
         self.end = load_running_state(state, reasons, self.tracker, self.bounds)
         return reasons

@@ -23,14 +23,14 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.config import count, number, positive
 from rlframe.core.parts import ROOTS, part
-from rlframe.core.ranks import SamplerRank, current_ranks, use_ranks
-from rlframe.core.seeding import Role, seed_int
+from rlframe.core.ranks import SamplerRank, current_ranks, first_env_of_rank, use_ranks
+from rlframe.core.seeding import Role, generators, seed_int, spawned
 from rlframe.core.struct import as_numpy, write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.cpu_worker import parameters
-from rlframe.rollout.inference import empty_batch
+from rlframe.rollout.inference import empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
 from rlframe.system.actors import CALL_S, Actors
 from rlframe.system.cluster import check_room
@@ -130,7 +130,7 @@ class RayActors(Actors):
         """
         budget = RestartBudget(config.max_restarts, "sampler.max_restarts", "actors", "a single batch")
         super().__init__("sampler=ray", budget, "restarted with fresh seeds")
-        self.config, self.env, self.seed = config, env, seed
+        self.config, self.env, self.seed = config, replace(env, rank=current_ranks().rank), seed
         self._place, self._part_of_each = place, config.part_of()
         check_room(config.n_samplers, config.cpus, f"sampler.n_samplers={config.n_samplers}")
         self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(SamplerActor)
@@ -280,6 +280,8 @@ class RayCollectors(SourceAhead):
         self._samples, self.n_slots = self._batch.samples(), n_slots
         self.backend = f"{envs.give(agent)}, in {n} actors of Ray"
         self._batches = _Batches(envs)
+        n_envs = self.batch_spec.n_envs
+        self._noise = spawned(generators(self.seed, Role.NOISE, n_envs, first_env_of_rank(n_envs)))
         self.version = self.posted_version = envs.version
         self.queue_length, self._last = 0, -1
         self._pending: list[list[Any]] = []  # references of each actor, oldest first
@@ -355,10 +357,14 @@ class RayCollectors(SourceAhead):
         return self._batches.counters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: those of the actors are ahead of the learner."""
-        return {}
+        """Fresh noise generators: those of the actors are ahead of the learner."""
+        return {"noise": noise_state(self._noise)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        rngs = generators(0, Role.NOISE, self.batch_spec.n_envs)
+        load_noise(rngs, state["noise"])
+        self._noise = spawned(rngs)
+        self._batches.load_noise(noise_state(rngs))
         return ["its samplers collect ahead, so a seed does not determine the samples"] * self.batch_spec.n_envs
 
     def close(self) -> None:

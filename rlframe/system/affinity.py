@@ -351,7 +351,7 @@ def affinity_share(
         else:
             cpus = _cpus_of(whole, topology, rank, world_size)
             part = Topology(cpus, gpus, float("inf"), topology.pinnable)
-        mine = _plan(within, bool(whole.master), part, n_workers, 0, learner_cores)
+        mine = _plan(within, bool(whole.master), part, n_workers or tokens.get("wkr", 0), 0, learner_cores)
     except ConfigError as error:
         raise ConfigError(f"affinity={code}: {error}") from None
     return replace(mine, slot=whole.slot, n_slots=whole.n_slots)

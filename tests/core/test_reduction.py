@@ -43,6 +43,14 @@ def test_numbers_in_the_infos_of_a_vector_environment() -> None:
     assert means.pop(1) == {"gold": -3.0, "gold_sum": -6.0, "gold_last": -5.0, "gold_min": -5.0, "gold_max": -1.0}
 
 
+def test_a_number_whose_whole_name_is_that_of_a_reduction_is_averaged() -> None:
+    means, vector = InfoMeans(), VectorInfoMeans(1)
+    for value in (1.0, 2.0, 6.0):
+        means.add({"max": value})
+        vector.add({"max": np.array([value])}, np.array([True]))
+    assert means.pop() == vector.pop(0) == {"max": 3.0}
+
+
 def test_a_value_is_logged_from_anywhere_in_a_training_and_nowhere_else() -> None:
     metrics = Metrics()
     log("mine/x", 1.0)

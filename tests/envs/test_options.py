@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import SamplerRank, use_ranks
 from rlframe.envs import EnvConfig, EnvOptions, Envs, make_envs
 from rlframe.envs.wrappers import ImageObservation
 from rlframe.experiment.settings import from_flat
@@ -112,6 +113,12 @@ def test_a_creator_is_told_what_it_names_and_its_own_arguments_win() -> None:
     np.testing.assert_array_equal(start[:, 1:], [[4, 7, 30, 1, 0], [5, 7, 31, 1, 0]])
 
 
+@pytest.mark.parametrize(("rank", "told"), [(None, 1), (0, 0)])
+def test_a_process_that_samples_for_a_learner_tells_creators_the_learners_rank(rank: int | None, told: int) -> None:
+    with use_ranks(SamplerRank(1, 2)), closing(make_envs(EnvConfig(ENDLESS, rank=rank), 1, [30])) as envs:
+        assert walk(envs, 0).start[0, 2] == told
+
+
 def test_a_creator_in_a_worker_is_told_the_same() -> None:
     config = EnvConfig("tests.envs.test_options:placed")
     with closing(WorkerPool(config, 4, [30, 31, 32, 33], 2, first=8)) as pool:
@@ -148,6 +155,13 @@ def test_a_stack_keeps_colours_and_stacks_vectors() -> None:
         assert walk(envs, 1).steps[0].observation[0, :, 0, 0].tolist() == [1, 1, 1, 11, 11, 11]
     with closing(made(ENDLESS, 1, frame_stack=2)) as envs:
         assert walk(envs, 2).steps[-1].observation[0, [0, 6]].tolist() == [1, 2]
+
+
+def test_a_white_image_that_is_resized_is_within_its_space() -> None:
+    env: Any = wrapping.Pixels((100, 75, 3))
+    env._observe = lambda: np.full((100, 75, 3), 255, np.uint8)
+    resized = ImageObservation(env, True, (64, 64))
+    assert resized.observation_space.contains(resized.reset()[0])
 
 
 def test_resizing_averages_over_areas() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +127,22 @@ def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture)
         assert evaluator.finished(wait=True) == []
         assert "made no progress for 1 s" in caplog.text
         evaluator.evaluate(1)  # by the new process
+
+
+def test_two_looks_at_a_process_that_works_never_see_the_same_heartbeat() -> None:
+    heartbeat, seen = np.zeros(1, np.int64), list[int]()
+
+    class Watched(TimeLimit):
+        def step(self, action: Any) -> Any:
+            seen.append(int(heartbeat[0]))
+            return super().step(action)
+
+    agent = agent_for(Watched().observation_space, Watched().action_space)
+    config = EvalConfig(n_envs=1, n_episodes=20)
+    with closing(Evaluator(EnvConfig(Watched, {}, "python"), agent, config, 0)) as evaluator:
+        evaluator.set_heartbeat(heartbeat)
+        evaluator.evaluate(0)
+    assert len(seen) == len(set(seen)) > 32
 
 
 class Stuck(TimeLimit):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -226,6 +227,16 @@ def test_what_cannot_be_divided_is_refused_before_anything_starts(
     assert launch.main(words(f"{case} {given}", tmp_path)) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("cpus", "parts"), [((4, 5, 6, 7), [(4, 5), (6, 7)]), ((3,), [(3,), (3,)])])
+def test_processes_share_their_cpus(
+    cpus: tuple[int, ...], parts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock()
+    monkeypatch.setattr("rlframe.samplers.collectors.BackgroundProcess", made)
+    CollectorProcesses(SERIAL, EnvConfig(Coded, {}, "python"), 0, 2, cpus)
+    assert [call.args[3] for call in made.call_args_list] == parts
 
 
 def test_environments_that_cannot_be_divided_are_refused_in_python() -> None:

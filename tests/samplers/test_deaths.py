@@ -140,10 +140,13 @@ def test_a_death_before_noise_is_saved_costs_only_the_workers_episodes() -> None
         batches += collected(sampler, 1)
         kill(sampler, 0)
         sampler.load_state_dict({"noise": noise})
-        batches += collected(sampler, 1)
+        (after,) = collected(sampler, 1)
         assert sampler.state_dict()["noise"] != noise
         assert restarts(sampler) == 2
-        assert BatchHistory(batches).interruptions == [(8, 2), (8, 3), (16, 0), (16, 1)]
+        assert BatchHistory(batches).interruptions == [(8, 2), (8, 3)]
+        assert after.start == 17, "a batch that does not continue the one before"
+        assert after.inputs.first[0, 2:].all()
+        assert after.valid[0].tolist() == [False, False, True, True]
 
 
 def test_a_death_before_diagnostics_are_read_costs_only_the_workers_episodes(

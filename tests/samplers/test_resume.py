@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from typing import Any
 
@@ -102,6 +103,13 @@ def test_a_state_saved_before_the_first_batch_has_the_initial_state_of_the_agent
         assert env.tolist() == [0, 1, 2, 3], "by which epsilon is graded"
 
 
+def test_environments_that_waited_to_be_decorrelated_are_restored_by_their_own_actions() -> None:
+    samplers = [sampler_for(resumable.Opaque, T=4, B=8, decorrelation_steps=3, length=200)[0] for _ in range(2)]
+    batches(samplers[0], 1)
+    assert samplers[1].load_state_dict(stored(samplers[0].state_dict())) == [""] * 8
+    assert_equal(*(copied(sampler.collect()) for sampler in samplers))
+
+
 def test_restarted_episodes_are_reported_without_the_earlier_steps() -> None:
     first, _ = sampler_for(resumable.Unrepeatable, T=5, B=2, length=8)
     batches(first, 1)
@@ -119,6 +127,21 @@ def test_after_an_interrupted_batch_only_the_noise_is_saved() -> None:
     assert list(state) == ["noise"]
     other, _ = sampler_for("CartPole-v1", T=4, B=2)
     assert all("no environments" in reason for reason in other.load_state_dict(state))
+
+
+@pytest.mark.parametrize("how", ["serial", "cpu2", "gpu2"])
+def test_a_resume_without_environments_plays_new_episodes_each_time(how: str) -> None:
+    state, starts = {}, []
+    for _ in range(3):
+        sampler, _ = made(how, resumable.Walk)
+        with closing(sampler):
+            if state:
+                assert all("no environments" in reason for reason in sampler.load_state_dict(state))
+            starts.append(copied(sampler.collect()).inputs)
+            state = {"noise": stored(sampler.state_dict())["noise"]}
+    for one, other in itertools.combinations(starts, 2):
+        assert not np.isin(one.observation[0, :, 0], other.observation[0, :, 0]).any()
+        assert other.first[0].all()
 
 
 @pytest.mark.parametrize("n", [3, 8])

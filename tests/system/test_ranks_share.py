@@ -47,6 +47,10 @@ def test_what_is_said_of_workers_and_of_the_main_process_holds_in_each_rank() ->
         shares("2drv", 2)
 
 
+def test_the_number_of_workers_in_a_code_is_that_of_each_rank() -> None:
+    assert [len(each.workers) for each in shares("4cpu_1wkr", 2, Topology(MACHINE.cpus, (), math.inf))] == [1, 1]
+
+
 def test_gpus_of_samplers_are_not_for_ranks() -> None:
     with pytest.raises(ConfigError, match=r"^affinity=2gpr_1sgr: 1sgr is for runs of one rank"):
         shares("2gpr_1sgr", 2)
