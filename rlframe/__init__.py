@@ -163,8 +163,13 @@ def _keys(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> dict
     return named(keys)
 
 
-def load_policy(path: Any, device: str = "cpu", trust: bool = False, policy: str = "", **settings: Any) -> Any:
+def load_policy(
+    path: Any, device: str = "cpu", trust: bool = False, policy: str = "", snapshot: str = "", **settings: Any
+) -> Any:
     """The trained policy of a run directory or snapshot (str or Path); `load_policy(RUN_DIR).act(observation)`.
+
+    Of a run it is that of the best snapshot if it keeps one, else of the newest; `snapshot` names another: best, last
+    or step_....
 
     Of several policies it is the one that `policy` names, for the observations of one of its agents. Without a name it
     is a TeamPolicy of all: `act({agent: observation})` returns {agent: action}.
@@ -180,4 +185,4 @@ def load_policy(path: Any, device: str = "cpu", trust: bool = False, policy: str
     from rlframe.deploy.load import load_policy as load
     from rlframe.experiment.objects import named
 
-    return load(path, device, trust, named(dotted(settings.items())), policy)
+    return load(path, device, trust, named(dotted(settings.items())), policy, snapshot)

@@ -88,6 +88,7 @@ _WITHOUT_EFFECT = (  # beginnings of keys of the run
     *("world_size", "learners", "callbacks"),
     *("init", "name", "run_ID", "log_dir", "stop", "loggers", "log_level", "sync"),
     *("eval.function", "eval.interval_steps", "eval.asynchronous", "eval.video_every"),
+    *("eval.opponents", "eval.estimate", "eval.dataset", "record", "compile", "ray."),
 )
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
@@ -207,6 +208,8 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
     """The keys of the run that get other values. Raises ConfigError for one that does not exist or has no effect."""
     known = [*_OWN, *_OF_EVAL, *(key for key in chz.chz_fields(Experiment) if not key.startswith(_WITHOUT_EFFECT))]
     for key in words:
+        if key == "record":
+            raise ConfigError("record is of training; dataset=NAME records the episodes that are played here")
         if without_policy(key).startswith(_WITHOUT_EFFECT):
             raise ConfigError(f"{key} is of training, and has no effect here (--help lists the keys)")
         if "." not in key and key not in known:

@@ -14,7 +14,7 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import clear_output, prepare_output
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
-from rlframe.deploy.load import load_policy
+from rlframe.deploy.load import choose_snapshot, load_policy
 from rlframe.evaluation.policy import Policy
 from rlframe.experiment.weights import policies_at
 
@@ -26,6 +26,7 @@ usage: python -m rlframe.export RUN_DIR_OR_SNAPSHOT [key=value ...]
   out=FILE         default: policy.pt2 or policy.onnx in the working directory; of several policies a folder, default:
                    policies, with a file for each
   policy=NAME      one of several policies
+  snapshot=NAME    best, last or step_...; default: the run's best snapshot if it keeps one, else the newest
   trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)
 
 The exported policy maps batches of (observation, state, reward) to (action, state). Observations are those of the
@@ -42,20 +43,20 @@ def main(argv: list[str]) -> int:
 def _export(argv: list[str]) -> int:
     words = KeyValues(argv[1:])
     kind, name, trust = words.text("format", "torch"), words.text("policy"), words.flag("trust")
-    out = words.text("out")
+    out, path = words.text("out"), choose_snapshot(Path(argv[0]), words.text("snapshot"))
     words.check_unknown()
     if kind not in _SUFFIX:
         raise ConfigError(f"format={kind!r} is not one of {', '.join(_SUFFIX)}")
     if kind == "onnx":
         require_onnx()
-    several = [] if name else policies_at(Path(argv[0]))
+    several = [] if name else policies_at(path)
     names = {Path(out or "policies", f"{each}{_SUFFIX[kind]}"): each for each in several}
     names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
-    for path in names:
-        prepare_output(path, "out")
-    policy = load_policy(Path(argv[0]), "cpu", trust, name=name)
-    for path, each in names.items():
-        _write(path, kind, policy.of(each))
+    for file in names:
+        prepare_output(file, "out")
+    policy = load_policy(path, "cpu", trust, name=name)
+    for file, each in names.items():
+        _write(file, kind, policy.of(each))
     return 0
 
 

@@ -23,7 +23,7 @@ from rlframe.analysis.curves import (
     choose_y,
     make_curve,
 )
-from rlframe.analysis.figures import COLORS, new_figure, save_figure, time_scale
+from rlframe.analysis.figures import COLORS, literal, new_figure, save_figure, time_scale
 from rlframe.analysis.results import find_curves
 from rlframe.analysis.search_figure import fill_figure
 from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
@@ -123,11 +123,12 @@ def draw(curves: Sequence[LearningCurve], options: PlotOptions, title: str) -> N
         style = ("-", "--", ":", "-.")[index // len(COLORS) % 4]
         seeds = f" ({curve.n_seeds} seeds)" if curve.n_seeds > 1 else ""
         marker = "o" if curve.x.size == 1 else ""
-        axes.plot(x, curve.center, style, color=color, linewidth=1.8, marker=marker, label=f"{curve.label}{seeds}")
+        label = literal(f"{curve.label}{seeds}")
+        axes.plot(x, curve.center, style, color=color, linewidth=1.8, marker=marker, label=label)
         axes.fill_between(x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
     if math.isfinite(options.bound):
         axes.axhline(options.bound, color="0.35", linewidth=1.0, linestyle=(0, (5, 3)), label=f"{options.bound:g}")
-    axes.set(title=title, xlabel=x_label, ylabel=options.y)
+    axes.set(title=literal(title), xlabel=x_label, ylabel=options.y)
     axes.grid(True, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

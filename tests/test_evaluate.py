@@ -1,6 +1,7 @@
 """The evaluate command scores and films a trained agent."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -128,6 +129,9 @@ def endless(render_mode: str = "") -> gymnasium.Env:
     ("words", "message"),
     [
         (["n_episode=3"], "did you mean n_episodes"),
+        (["record=mine-v0"], "dataset=NAME records the episodes that are played here"),
+        (["eval.opponents=[random]"], "eval.opponents is of training, and has no effect here"),
+        (["compile=true"], "compile is of training, and has no effect here"),
         (["n_episodes=x"], "whole number"),
         (["n_episodes=0"], "at least 1"),
         (["explore=perhaps"], "true or false"),
@@ -149,6 +153,30 @@ def test_bad_words_are_refused_in_one_message(run, capsys, words, message):
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert "Episode #" not in captured.out, "it is refused before any episode is played"
+
+
+def scores_of_its_own() -> gymnasium.Env:
+    """CartPole with numbers that have the names of others, or are none."""
+    env = gymnasium.make("CartPole-v1", max_episode_steps=5)
+    step = env.step
+    env.step = lambda action: (*step(action)[:4], {"return": -7.0, "x": math.nan})  # type: ignore[method-assign]
+    return env
+
+
+def test_numbers_of_the_environment_do_not_take_the_place_of_the_return(run, tmp_path):
+    out = tmp_path / "result.json"
+    assert (
+        main([str(run), "n_episodes=1", "env=tests.test_evaluate:scores_of_its_own", f"out={out}", "trust=true"]) == 0
+    )
+    (episode,) = json.loads(out.read_text(), parse_constant=pytest.fail)["episodes"]
+    assert (episode["return"], episode["env/return"], episode["env/x"]) == (episode["length"], -7.0, None)
+
+
+def test_two_runs_are_loaded_with_the_keys_of_the_command_line_as_one_is(run, tmp_path, capsys):
+    other = shutil.copytree(run, tmp_path / "other")
+    params = (other / "params.json").read_text()
+    (other / "params.json").write_text(params.replace('"CartPole-v1"', '"Nowhere-v7"'))
+    assert main([str(other), str(run), "n_episodes=1", "env=CartPole-v1"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["result.json", "result.csv"])

@@ -136,6 +136,9 @@ env=./nothere.py:Env -> env=./nothere.py:Env: nothere.py does not exist
 env.wrappers=gymnasium.wrappers:FrameStackObservation -> cannot be called with an environment alone
 env.normalize_reward=yes -> env.normalize_reward=yes: write true or false
 experiment=nothere.yaml -> experiment=nothere.yaml: no such file
+experiment=./nothere.yaml -> experiment=./nothere.yaml: no such file
+sampler.n_workers=-2 -> sampler.n_workers=-2 must be at least 0
+search.algo.clip=uniform(0.1,0.3) seed=abc -> seed='abc' must be a whole number
 learning_rate=1 -> did you mean algo.learning_rate?
 n_steps=100 -> did you mean runner.n_steps?
 n_step=100 -> did you mean runner.n_steps?
@@ -226,6 +229,7 @@ def test_resume_refuses_to_change_settings_that_decide_the_result(tmp_path, caps
     assert launch(tmp_path, "env=CartPole-v1") == 0
     assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=0.5"]) == 2
     assert "algo.discount cannot change" in capsys.readouterr().err
+    assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
 
 
 def test_init_starts_a_new_run_from_trained_weights(tmp_path):

@@ -20,11 +20,19 @@ def new_figure(width: float = 7.5, height: float = 4.6) -> Any:
 
 def save_figure(figure: Any, out: Path) -> None:
     """Write the image file; raises PlotError if that fails."""
+    if not out.suffix:
+        raise PlotError(f"out={out} has no ending that says what kind of image it is; use {out}.png, .pdf or .svg")
     try:
         clear_output(out)
         figure.savefig(out)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {out}: {error}") from None
+
+
+def literal(text: str) -> str:
+    """A text for matplotlib, in which a dollar sign begins no formula and an underscore hides no label."""
+    shown = text.replace("$", r"\$")
+    return f"\u200b{shown}" if shown.startswith("_") else shown
 
 
 def time_scale(longest_s: float) -> tuple[float, str]:

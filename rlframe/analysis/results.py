@@ -168,9 +168,14 @@ def read_results(path: Path) -> Results:
         raise ConfigError(f"{path} has no rows")
     facts = read_json(path.with_suffix(".json"))
     config, measured = facts.get("config"), facts.get("measured")
-    if not isinstance(config, dict) or not isinstance(measured, list):
-        raise ConfigError(f"{path.with_suffix('.json')} is damaged: it needs an object `config` and a list `measured`")
-    return Results(path, tuple(map(printable, names[1:])), rows, config, measured)
+    entries = measured if isinstance(measured, list) else [None]
+    are_whole = all(isinstance(each, dict) and isinstance(each.get("seeds"), str) for each in entries)
+    if not (isinstance(config, dict) and are_whole):
+        raise ConfigError(
+            f"{path.with_suffix('.json')} is damaged: it needs an object `config` and a list `measured` of objects "
+            f"with `seeds`"
+        )
+    return Results(path, tuple(map(printable, names[1:])), rows, config, entries)
 
 
 def find_curves(paths: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]:
@@ -202,7 +207,11 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
         ConfigError: the runs or the file differ in more than the seed, a run has not ended, or a seed is there already
             with other numbers. Nothing is written then.
     """
-    prepare_output(out, "out")
+    facts_file = out.with_suffix(".json")
+    for each in (out, facts_file):
+        prepare_output(each, "out")
+    if facts_file.exists() and not out.exists():
+        raise ConfigError(f"out={out} would overwrite {facts_file}, which is not of a result file; name another file")
     paths = dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory))
     runs = {path: read_run(path) for path in paths}
     facts = {path: _facts(path, note, partial) for path in paths}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.analysis.figures import literal
 from rlframe.analysis.trials import DONE, PRUNED, SearchData, SearchedKey, Trial, importance
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.6"  # complete, best, pruned
@@ -43,12 +44,12 @@ def fill_figure(figure: Any, data: SearchData, title: str, bound: float) -> None
         axes.set_axisbelow(True)
         axes.tick_params(labelsize="small")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title[:_MAX_TITLE].replace("$", r"\$"), fontsize="medium")
+    figure.suptitle(literal(title[:_MAX_TITLE]), fontsize="medium")
 
 
 def _short(text: str) -> str:
-    """A text of a file, at the length of a label; a dollar sign does not begin a formula."""
-    return (text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 3]}...").replace("$", r"\$")
+    """A text of a file, at the length of a label."""
+    return literal(text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 3]}...")
 
 
 def _draw_history(axes: Any, data: SearchData) -> None:

@@ -139,7 +139,12 @@ def _count_or_auto(text: str) -> int:
 
 def count_or_auto(doc: str, default: int = AUTO) -> Any:
     """A field for a whole number or `auto`, which is resolved once the hardware is known."""
-    check = within(AUTO, _LARGEST, kind=Integral)
+    in_range = within(0, _LARGEST, kind=Integral)
+
+    def check(config: Any, name: str) -> None:
+        if getattr(config, name) != AUTO:
+            in_range(config, name)
+
     return chz.field(
         meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check
     )

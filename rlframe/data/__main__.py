@@ -60,8 +60,8 @@ def _run(argv: list[str]) -> int:
     verb, *others = argv
     if verb not in _VERBS:
         raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
-    names = [word for word in others if "=" not in word]
-    _VERBS[verb](names, KeyValues(word for word in others if "=" in word))
+    names = [word for word in others if "=" not in word or Path(word).exists()]
+    _VERBS[verb](names, KeyValues(word for word in others if word not in names))
     return 0
 
 

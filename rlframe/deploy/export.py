@@ -118,7 +118,7 @@ def save_onnx(program: ExportedProgram, flat: FlatGreedy, out: Path) -> Policy:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that are not needed here
     names: dict[str, Any] = {"input_names": flat.inputs, "output_names": flat.outputs}
     try:
-        torch.onnx.export(program, (), str(out), **names, dynamo=True, verbose=False)
+        torch.onnx.export(program, (), str(out), **names, dynamo=True, verbose=False, external_data=False)
     except torch.onnx.OnnxExporterError as error:
         raise ExportError(f"ONNX cannot express a part of this policy: {error}; use format=torch") from error
     session = InferenceSession(str(out), providers=["CPUExecutionProvider"])

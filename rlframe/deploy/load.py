@@ -128,11 +128,14 @@ def load_policy(
     trust: bool = False,
     changes: Mapping[str, Any] = MappingProxyType({}),
     name: str = "",
+    snapshot: str = "",
 ) -> Policy | TeamPolicy:
     """The policy of a run directory, or of one of its snapshots (see `load_trained`); of several all, or one by name.
+
+    `snapshot`: see `choose_snapshot`.
 
     Raises:
         ConfigError: it has none of this name.
     """
-    trained = load_trained(Path(path), device, trust, changes)
+    trained = load_trained(choose_snapshot(Path(path), snapshot), device, trust, changes)
     return policy_of(trained.agent, (trained.observation_space, trained.action_space), trained.env.policies, name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, SnapshotError, printable
 from rlframe.core.files import prepare_output, write_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
@@ -32,8 +32,11 @@ def are_matches(names: Sequence[str], words: KeyValues) -> bool:
     if any(is_player(name) for name in names):
         return True
     device, trust = words.text("device", "auto"), words.flag("trust")
-    first = load_trained(choose_snapshot(Path(names[0]), words.text("snapshot")), device, trust)
-    return isinstance(first.observation_space, JointSpace)
+    snapshot = words.text("snapshot")
+    with suppress(ConfigError, SnapshotError):  # it is loaded again, with the keys of the command line
+        first = load_trained(choose_snapshot(Path(names[0]), snapshot), device, trust)
+        return isinstance(first.observation_space, JointSpace)
+    return False
 
 
 def play_runs(names: Sequence[str], words: KeyValues) -> int:

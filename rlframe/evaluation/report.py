@@ -14,6 +14,7 @@ from typing import Any
 from rlframe.core.errors import ConfigError, aligned, printable
 from rlframe.core.files import iter_csv, write_output
 from rlframe.core.types import Trajectory
+from rlframe.record.directory import finite
 
 RETURN_MEAN = "eval/return_mean"  # what training compares agents by
 _HEADER = ("run", "env_steps", "episodes", "return", "min", "max", "length")
@@ -90,10 +91,7 @@ class Evaluation:
 
     def facts(self) -> dict[str, Any]:
         """The summary and every episode, for JSON."""
-        rows = [
-            {"return": e.return_, "length": e.length, "terminated": e.terminated, **e.diagnostics}
-            for e in self.episodes
-        ]
+        rows = [{"return": e.return_, "length": e.length, "terminated": e.terminated, **_own(e)} for e in self.episodes]
         facts = {"snapshot": str(self.snapshot), "env_steps": self.env_steps, "n_episodes": len(rows)}
         return {"run": self.run, **facts, **self.summary(), "episodes": rows}
 
@@ -102,8 +100,7 @@ class Evaluation:
         found = []
         for number, e in enumerate(self.episodes):
             where = (self.run, self.snapshot.name, self.env_steps, number, e.env, self.seeds[e.env])
-            own = {metric_of(name): value for name, value in e.diagnostics.items()}
-            found.append({**dict(zip(_COLUMNS, (*where, e.return_, e.length, _end(e)), strict=True)), **own})
+            found.append({**dict(zip(_COLUMNS, (*where, e.return_, e.length, _end(e)), strict=True)), **_own(e)})
         return found
 
     def cells(self) -> tuple[str, ...]:
@@ -120,6 +117,11 @@ def _by_policy(episodes: Sequence[Trajectory]) -> str:
     return f"; an agent's: {', '.join(f'{name} {value:.1f}' for name, value in found.items())}" if found else ""
 
 
+def _own(episode: Trajectory) -> dict[str, float]:
+    """The environment's own numbers, as metrics."""
+    return {metric_of(name): value for name, value in episode.diagnostics.items()}
+
+
 def _end(episode: Trajectory) -> str:
     return "terminated" if episode.terminated else "truncated"
 
@@ -133,7 +135,7 @@ def table(evaluations: Sequence[Evaluation]) -> str:
 def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the episodes to FILE.csv, or as JSON to any other file: an object, or with several runs a list of them."""
     if out.suffix != ".csv":
-        facts = [each.facts() for each in evaluations]
+        facts = [finite(each.facts()) for each in evaluations]
         write_output(out, json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n")
         return
     rows = [row for each in evaluations for row in each.rows()]

@@ -74,8 +74,9 @@ def _keys_of(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
     Those that it does not have are of the preset that it is `like`. `above`: the presets that are like this one.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
-    if not path.is_file() and path.suffix and str(path) == name:
+    is_file = name.endswith((".yaml", ".yml", ".json"))
+    path = Path(name) if is_file else presets_dir() / f"{name}.yaml"
+    if not path.is_file() and is_file:
         raise ConfigError(f"experiment={name}: no such file")
     if not path.is_file() and (Path(name) / "params.json").is_file():
         raise ConfigError(f"{name} is a run, not a preset; experiment={name}/params.json trains it again")

@@ -46,6 +46,9 @@ def check_same_run(run: str, config: Mapping[str, Any], given: Mapping[str, Any]
         config: of the run.    given: keys in the place of its own.
     """
     fixed = [key for key in given if is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
+    if fixed and all(key in config for key in fixed):  # perhaps the same value, written otherwise
+        after = to_flat(from_flat({**config, **{key: given[key] for key in fixed}}))
+        fixed = [key for key in fixed if not is_same(after.get(key), config[key])]
     if fixed:
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "

@@ -238,10 +238,11 @@ def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     if not on_terminal():
         yield lambda _: None
         return
-    from rich.progress import Progress  # loaded for terminals only
+    from rich.markup import escape  # loaded for terminals only
+    from rich.progress import Progress
 
     with Progress(transient=True) as bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(escape(title), total=total)
         yield lambda n: bar.advance(task, n)
 
 

@@ -110,9 +110,9 @@ def run_tokens(directory: Path) -> list[str]:
 def check_directory(directory: Path) -> None:
     """Raise ConfigError if `directory` is not empty."""
     if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
+        resume = f", or continue it with resume={directory}" if (directory / PARAMS).exists() else ""
         raise ConfigError(
-            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or continue it with "
-            f"resume={directory}"
+            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir{resume}"
         )
 
 
@@ -178,12 +178,15 @@ def _output(*command: str) -> str | None:
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write the result.json of a run that has ended; numbers that are not finite become null."""
-    replace_file(path, json.dumps(_finite(result), indent=2) + "\n")
+    replace_file(path, json.dumps(finite(result), indent=2) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain data with null for numbers that are not finite, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,5 +1,10 @@
 """The study command, `python -m rlframe.study DIR`: shows the progress of a study, or adds a run to it."""
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
+
 import sys
 import time
 from collections.abc import Sequence

@@ -192,7 +192,7 @@ class Search(MoreRuns):
         """
         self.plan, self._make_runs = plan, make_runs
         with _quiet():
-            self._optuna = _imported(plan)
+            self._optuna = check_installed(plan)
             self._study = self._opened(directory / SEARCH_JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
@@ -370,7 +370,7 @@ class Search(MoreRuns):
         return f"best: trial_{found.number}, {self.plan.column} {found.value:.6g}: {words}"
 
 
-def _imported(plan: SearchPlan) -> Any:
+def check_installed(plan: SearchPlan) -> Any:
     """Optuna, and what it needs for this plan."""
     needed = {"cmaes": "cmaes"}.get(plan.searcher, ""), {"wilcoxon": "scipy"}.get(plan.pruner, "")
     try:

@@ -38,7 +38,7 @@ from rlframe.study.plan import (
 from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
-from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_examples, read_domain, read_space
+from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_examples, check_installed, read_domain, read_space
 from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
 from rlframe.system.affinity import read_topology
@@ -153,7 +153,8 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     if grid.zipped or grid.swept.keys() - {"seed"}:
         raise ConfigError("a search has no sweep. or zip. but for the seeds of each trial (repeats=3, sweep.seed=)")
     seeds = grid.swept.get("seed", (words.get("seed", "0"),))
-    search, space = SearchPlan.read(words, [int(seed) for seed in seeds]), read_space(words)
+    search = SearchPlan.read(words, [KeyValues([f"seed={seed}"]).count("seed", 0) for seed in seeds])
+    space = read_space(words)
     for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS):
         if key in space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
@@ -163,6 +164,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         return _with_population(words, base, checked, place, trust), checked
     if unused := [key for key in PBT_KEYS if key in words]:
         raise ConfigError(f"{unused[0]}={words[unused[0]]:.60} is for searcher={PBT}, not for {search.searcher}")
+    check_installed(search)
     directory, template = place(checked), run_template(trust)
 
     def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:

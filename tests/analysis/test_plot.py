@@ -48,6 +48,13 @@ def test_a_study_is_drawn_with_one_curve_per_experiment(
     assert lines[-1] == str(out)
 
 
+def test_names_and_titles_are_drawn_as_they_are(tmp_path: Path) -> None:
+    for name in ("_mine", "$\\foo$"):
+        write_run(tmp_path / name / "run_0", [1.0, 2.0])
+    words = [str(tmp_path / "_mine"), str(tmp_path / "$\\foo$"), r"title=$\bar$ _ $", f"out={tmp_path / 'c.svg'}"]
+    assert main(words) == 0
+
+
 def test_runs_that_learned_from_data_alone_are_drawn_over_updates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +117,7 @@ def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     assert {each.label: len(each.runs) for each in find_experiments([study], ())} == {"a2c": 2, "ppo": 2}
     said = capsys.readouterr().err
     assert f"{study}/ppo/run_2 failed: left out" in said
-    assert f"{study}/a2c/run_0 has just started: left out" in said
+    assert f"{study}/a2c/run_0 has less than two rows: left out" in said
 
 
 def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> LearningCurve:
@@ -191,6 +198,7 @@ def test_without_evaluation_training_returns_are_plotted_with_a_warning(
         ("bound=high", "bound='high' is not a number"),
         ("y=eval/retrn_mean", "did you mean eval/return_mean"),
         ("out=curves.foo", r"cannot write curves\.foo"),
+        ("out=curves", r"use curves\.png, \.pdf or \.svg"),
         ("out=/proc/x.png", r"out=/proc/x\.png cannot be written"),
         ("nowhere", "nowhere is not a directory"),
     ],

@@ -105,6 +105,22 @@ def test_a_resumed_run_is_of_the_settings_it_was_resumed_with(tmp_path: Path) ->
         add_runs([run, run_dir(tmp_path / "second", 1, (1.0, 2.0))], tmp_path / "out.csv", (), "", False)
 
 
+def test_another_file_of_the_name_of_the_facts_is_not_overwritten(tmp_path: Path) -> None:
+    run, facts = run_dir(tmp_path / "run_0", 0, (1.0, 2.0)), tmp_path / "package.json"
+    facts.write_text("mine")
+    with pytest.raises(ConfigError, match=r"would overwrite .*package\.json, which is not of a result file"):
+        add_runs([run], tmp_path / "package.csv", (), "", False)
+    assert facts.read_text() == "mine"
+    assert not (tmp_path / "package.csv").exists()
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.json cannot be written: it is a directory"):
+        add_runs([run], tmp_path / "folder.csv", (), "", False)
+    add_runs([run], tmp_path / "out.csv", (), "", False)
+    (tmp_path / "out.json").write_text('{"config": {}, "measured": [1]}')
+    with pytest.raises(ConfigError, match=r"out\.json is damaged: .* of objects with `seeds`"):
+        add_runs([run], tmp_path / "out.csv", (), "", False)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

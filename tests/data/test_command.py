@@ -27,6 +27,14 @@ def lengths(name: str) -> list[int]:
     return [len(each) for each in open_dataset(name).episodes()]
 
 
+def test_a_path_with_an_equals_sign_is_a_dataset(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "lr=1").mkdir()
+    (root / "test-v0").rename(root / "lr=1" / "test-v0")
+    assert data.main(["list", str(root / "lr=1")]) == 0
+    assert data.main(["describe", str(root / "lr=1" / "test-v0")]) == 0
+    assert "5 episodes" in capsys.readouterr().out
+
+
 def test_datasets_are_merged_split_filtered_and_converted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = [replace(each, info={}) for each in open_dataset("test-v0").episodes()]
     write(NewDataset("plain-v0", *CARTPOLE), plain)
