@@ -1,1 +1,1 @@
-"""How products are made fast: matrix products, layers, convolutions, optimizers and copies to a GPU."""
+"""How products are made fast: matrix products, precision and barriers of the compiler, and copies to a GPU."""

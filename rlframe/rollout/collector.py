@@ -168,41 +168,20 @@ def worker_collector(
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`.
 
-    `wait_s`: see FirstReadyStepper; inf: every step waits for all.
+    `wait_s`: see FirstReadyStepper, which steps on rows of a single step; inf: every step waits for all.
     """
-    if wait_s < math.inf:
-        return _first_ready_collector(pool, agent, T, rngs, n_groups, first, wait_s, collector)
-    shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
-    batch = BatchBuffer(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
-    steppers = worker_steppers(pool, shared, n_groups)
+    waits = wait_s < math.inf
+    shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, 1 if waits else T, pool.n), "rows")
+    groups = worker_steppers(pool, shared, n_groups)
+    steppers: list[Stepper] = [*groups]
+    if waits:
+        batch = empty_batch(pool.observation_space, pool.action_space, agent, T, pool.n, first)
+        parts = [(each, shared.tree.columns(each.lo, each.hi), batch.columns(each.lo, each.hi)) for each in groups]
+        steppers = [FirstReadyStepper(pool, each.group, rows, own, wait_s) for each, rows, own in parts]
+    else:
+        batch = BatchBuffer(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
     inferences = [
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))
-        for s in steppers
-    ]
-    return collector(batch, inferences, steppers, pool.observation_space)
-
-
-def _first_ready_collector(
-    pool: WorkerPool,
-    agent: Agent,
-    T: int,
-    rngs: Sequence[np.random.Generator],
-    n_groups: int,
-    first: int,
-    wait_s: float,
-    collector: type[Collector],
-) -> Collector:
-    """Workers step on rows of a single step, from which their results are copied into the batch."""
-    batch = empty_batch(pool.observation_space, pool.action_space, agent, T, pool.n, first)
-    shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, 1, pool.n), "rows")
-    steppers = [
-        FirstReadyStepper(
-            pool, each.group, shared.tree.columns(each.lo, each.hi), batch.columns(each.lo, each.hi), wait_s
-        )
-        for each in worker_steppers(pool, shared, n_groups)
-    ]
-    inferences = [
-        BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], True, block_size(pool.n))
         for s in steppers
     ]
     return collector(batch, inferences, steppers, pool.observation_space)
