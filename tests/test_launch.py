@@ -136,6 +136,10 @@ env=./nothere.py:Env -> env=./nothere.py:Env: nothere.py does not exist
 env.wrappers=gymnasium.wrappers:FrameStackObservation -> cannot be called with an environment alone
 env.normalize_reward=yes -> env.normalize_reward=yes: write true or false
 experiment=nothere.yaml -> experiment=nothere.yaml: no such file
+callbacks=[foo] dry_run=true -> callbacks=foo must be written package.module:name
+sweep.seed=0,1 callbacks=[foo] -> callbacks=foo must be written package.module:name
+sweep.seed=0,1 device=gpu -> device='gpu' is not a device
+sweep.seed=0,1 eval.function=foo:bar -> No module named 'foo'
 experiment=./nothere.yaml -> experiment=./nothere.yaml: no such file
 sampler.n_workers=-2 -> sampler.n_workers=-2 must be at least 0
 search.algo.clip=uniform(0.1,0.3) seed=abc -> seed='abc' must be a whole number

@@ -13,8 +13,9 @@ from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
-from rlframe.core.parts import ROOTS, part_name
+from rlframe.core.parts import ROOTS, find_attribute, part_name
 from rlframe.data.writing import check_free, check_name
+from rlframe.evaluation.function import find_function
 from rlframe.experiment import hardware
 from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import compiled_as
@@ -168,9 +169,13 @@ def choices_made(run: Path) -> dict[str, Any]:
     return {key: chosen[key] for key, valid in kept.items() if valid}
 
 
-def _check_record(c: Experiment) -> None:
-    """Raise ConfigError unless its loggers, and the place that it is copied to, can be used, and `record` is a name."""
+def _check_named(c: Experiment) -> None:
+    """Raise ConfigError unless what it names beside its parts is there: loggers, callbacks, a function, sync."""
     check_loggers(c.loggers)
+    for name in c.callbacks:
+        find_attribute(name, "callbacks")
+    if c.eval.function:
+        find_function(c.eval.function)
     check_uri(c.sync, "sync")
     if c.record:
         check_name(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
@@ -188,11 +193,12 @@ def check_job(job: Job) -> Experiment:
 
     Raises:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the machine is too small, or a
-            logger does not exist.
+            logger, callback, function or device does not exist.
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
-    _check_record(job.experiment)  # a run of a study checks itself whether a dataset is in its way
+    _check_named(job.experiment)  # a run of a study checks itself whether a dataset is in its way
+    choose_device(job.experiment.device)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
@@ -211,7 +217,7 @@ def place_job(job: Job) -> tuple[Job, int]:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
             fit, or a logger does not exist.
     """
-    _check_record(job.experiment)
+    _check_named(job.experiment)
     if not job.resume:
         _check_new_dataset(job.experiment)
     place = rank_from_environment()
