@@ -66,6 +66,11 @@ class Progress:
         if samples.n_valid >= 0:
             self.agent_steps += self.ranks.sum(samples.n_valid)
 
+    @property
+    def column_steps(self) -> int:
+        """Steps of all columns of batches so far: of agents, where several share an environment."""
+        return self.agent_steps or self.env_steps
+
     def schedule(self, now: int) -> None:
         """Set all schedules to their numbers at `now`: env_steps, or updates where a runner counts in them."""
         self.scheduled = now

@@ -199,8 +199,9 @@ class OffPolicy(FromReplay):
         self.exploration.apply(self.agent.exploration, self.progress.env_steps)
 
     def receive(self, samples: Samples) -> None:
+        before = self.progress.column_steps
         super().receive(samples)
-        before, after = self.progress.scheduled, self.progress.env_steps
+        after = self.progress.column_steps
         self.explore()
         n_envs, seen = self.exploration.n_envs, self.of_agents(samples).observation
         self.agent.exploration.follow(self.agent.model, seen, before // n_envs, after // n_envs)

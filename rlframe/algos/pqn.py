@@ -116,9 +116,10 @@ class PQN(OnPolicyEpochs):
         agent.model.resample(self.generator)  # for the first batch
 
     def receive(self, samples: Samples) -> None:
+        before = self.progress.column_steps
         super().receive(samples)
-        before, after, n_envs = self.progress.scheduled, self.progress.env_steps, self.exploration.n_envs
-        self.exploration.apply(self.agent.exploration, after)
+        after, n_envs = self.progress.column_steps, self.exploration.n_envs
+        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
         self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
 
     def update(self) -> UpdateMetrics:

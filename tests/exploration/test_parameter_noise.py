@@ -3,12 +3,14 @@
 import copy
 import itertools
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+import rlframe
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
@@ -150,3 +152,17 @@ def test_everything_is_saved_with_the_agent() -> None:
 def test_numbers_out_of_range_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ParameterNoiseConfig(**given)
+
+
+def test_agents_that_share_an_environment_count_its_time_steps_once() -> None:
+    words = {"env": "rlframe.envs.debug_agents:TwoStepGame", "env_kwargs.action": "box", "sampler": "serial"}
+    words |= {"explore": "parameter_noise", "sampler.batch_T": 4, "sampler.batch_B": 2, "n_steps": 2_000}
+    with rlframe.build("ddpg", **words) as run:
+        algo = run.runner.learners.first.algo
+        algo.agent.exploration.follow = Mock()
+        for _ in range(3):
+            ((_, samples),) = run.runner.learners.batches(run.runner.sampler.collect())
+            algo.receive(samples)
+        times = [call.args[2:] for call in algo.agent.exploration.follow.call_args_list]
+        assert times[0][0] == 0
+        assert times[-1][1] == algo.progress.env_steps // 2, "of each environment"
