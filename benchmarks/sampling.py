@@ -69,7 +69,8 @@ BATCH_T = 128  # time steps a batch
 N_WORKERS = 2  # worker processes, and cores of all groups but the first three
 SB3, ALE, MUJOCO = "stable_baselines3", "ale_py", "mujoco"
 INSTALL = {SB3: "stable-baselines3", ALE: '"rlframe[atari]"', MUJOCO: '"rlframe[mujoco]"'}
-SMALL = ModelConfig(hidden=(64, 64))  # for images, the Nature CNN
+SMALL = ModelConfig(hidden=(64, 64))
+NATURE = ModelConfig(activation="relu")  # for images
 WORKER = "worker"  # the group that is not measured in turns
 
 Limits = dict[str, tuple[str, ...]]  # by the sampler's name, the contenders whose times add up
@@ -163,10 +164,10 @@ def pong(T: int) -> Group:
     step_split, act_split, _ = (f"{what} alone, {how}" for what, how in _named_parts(B))
     step, act, loop = f"stepping alone, {n} threads", f"forward passes alone, {n} threads", f"bare loop, {n} threads"
     contenders = [
-        on_both_cores("SerialSampler", _sampling(serial.Config(batch_T=T, batch_B=B), on_threads), n),
-        on_both_cores("CpuSampler", _sampling(configs(B, T)["CpuSampler"], split)),
-        on_both_cores("GpuSampler", _sampling(configs(B, T)["GpuSampler"], split), n),
-        on_both_cores("GpuSampler, 2 groups", _sampling(in_two, split), n),
+        on_both_cores("SerialSampler", _sampling(serial.Config(batch_T=T, batch_B=B), on_threads, NATURE), n),
+        on_both_cores("CpuSampler", _sampling(configs(B, T)["CpuSampler"], split, NATURE)),
+        on_both_cores("GpuSampler", _sampling(configs(B, T)["GpuSampler"], split, NATURE), n),
+        on_both_cores("GpuSampler, 2 groups", _sampling(in_two, split, NATURE), n),
         on_both_cores(step, partial(bare.pong_stepping, B, n, T)),
         on_both_cores(act, partial(bare.forward, policy, B, T), n),
         on_both_cores(loop, partial(bare.pong_loop, policy, B, n, T), n),

@@ -34,7 +34,7 @@ def train(
 ) -> None:
     """Train PPO on `game`; a game is truncated after `max_frames` frames (60 per second, 4 per env step)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, config = ModelConfig(), ppo.Config()  # the defaults are the paper's for Atari
+    model, config = ModelConfig(activation="relu"), ppo.Config()  # the defaults are the paper's for Atari
     evaluation = EvalConfig(n_envs=8, n_episodes=n_eval_episodes, explore=True)
     env = EnvConfig(game, {"max_num_frames_per_episode": max_frames})
 

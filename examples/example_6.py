@@ -42,7 +42,7 @@ def train(
 ) -> None:
     """Train DQN on `game`; a game is truncated after `max_frames` frames (60 per second, 4 per env step)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    env, model = EnvConfig(game, {"max_num_frames_per_episode": max_frames}), ModelConfig()
+    env, model = EnvConfig(game, {"max_num_frames_per_episode": max_frames}), ModelConfig(activation="relu")
     config = dqn.Config(
         replay=InMemory(size=replay_size, compress=compress),
         double=True,

@@ -22,7 +22,7 @@ import torch
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, SnapshotError, printable
+from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import prepare_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.parts import ROOTS, part_name
@@ -30,7 +30,7 @@ from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.data.writing import NewDataset, check_can_write, check_free
 from rlframe.deploy.estimating import estimate_runs
-from rlframe.deploy.load import Trained, choose_snapshot, load_trained
+from rlframe.deploy.load import Trained, load_chosen
 from rlframe.deploy.matching import are_matches, play_runs
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
@@ -222,14 +222,7 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
 def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     """Load a run and say which snapshot was taken; raises what would prevent its evaluation."""
     path, o = Path(name), options
-    chosen = choose_snapshot(path, o.snapshot)
-    try:
-        trained = load_trained(chosen, o.device, o.trust, o.changes)
-    except SnapshotError as error:
-        if o.snapshot or chosen == path or not error.damaged:
-            raise
-        _logger.warning(f"the best snapshot cannot be used: {error}. Loading the newest instead")
-        chosen, trained = path, load_trained(path, o.device, o.trust, o.changes)
+    chosen, trained = load_chosen(path, o.snapshot, o.device, o.trust, o.changes)
     config = trained.experiment.eval
     if config.env_steps and (o.render or o.video):
         raise ConfigError("steps is for episodes side by side; with render and video give n_episodes")

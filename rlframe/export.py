@@ -14,7 +14,7 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import clear_output, prepare_output
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
-from rlframe.deploy.load import choose_snapshot, load_policy
+from rlframe.deploy.load import load_policy
 from rlframe.evaluation.policy import Policy
 from rlframe.experiment.weights import policies_at
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 def _export(argv: list[str]) -> int:
     words = KeyValues(argv[1:])
     kind, name, trust = words.text("format", "torch"), words.text("policy"), words.flag("trust")
-    out, path = words.text("out"), choose_snapshot(Path(argv[0]), words.text("snapshot"))
+    out, path, snapshot = words.text("out"), Path(argv[0]), words.text("snapshot")
     words.check_unknown()
     if kind not in _SUFFIX:
         raise ConfigError(f"format={kind!r} is not one of {', '.join(_SUFFIX)}")
@@ -54,7 +54,7 @@ def _export(argv: list[str]) -> int:
     names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
     for file in names:
         prepare_output(file, "out")
-    policy = load_policy(path, "cpu", trust, name=name)
+    policy = load_policy(path, "cpu", trust, name=name, snapshot=snapshot)
     for file, each in names.items():
         _write(file, kind, policy.of(each))
     return 0

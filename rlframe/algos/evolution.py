@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Agent, Choice, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.defaults import default_model
+from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count
@@ -34,6 +34,7 @@ class EvolutionConfig:
     """Base class of the Configs of evolution strategies."""
 
     learns_from = "episodes"
+    for_images = Defaults(ModelConfig(activation="relu"))
 
     directions: int = count(32, "perturbations of an update; each is played twice, added and subtracted", high=2**20)
     noise_std: Scheduled = scheduled(0.05, "standard deviation of the perturbations of the parameters", above=True)
@@ -55,13 +56,16 @@ class EvolutionConfig:
             "model.distribution=auto": model.distribution != "auto",
             "model.state_dependent_std=false": model.state_dependent_std,
             "model.norm=layer": model.norm in OF_BATCH,
-            "model.unit_rows=false": model.unit_rows,
-            "model.unit_gains=false": model.unit_gains,
         }
         if remedies := [remedy for remedy, wrong in unsupported.items() if wrong]:
             raise ConfigError(
                 f"evolution strategies have one network, which sees one observation at a time: set "
                 f"{' and '.join(remedies)}"
+            )
+        if model.unit_rows or model.unit_gains:
+            raise ConfigError(
+                "a step of evolution strategies does not bring weights back to unit length: set model.unit_rows=false "
+                "and model.unit_gains=false"
             )
         discrete = isinstance(action_space, spaces.Discrete)
         if not discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):

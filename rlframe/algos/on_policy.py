@@ -52,8 +52,8 @@ class OnPolicyConfig:
         model = model or default_model(self, observation_space, action_space)
         if model.norm in OF_BATCH:
             raise ConfigError(
-                f"model.norm={model.norm} makes probabilities of actions others in learning than in acting; use layer "
-                f"or none"
+                f"model.norm={model.norm} gives the policy other action probabilities when it learns than when it "
+                f"acts; use layer or none"
             )
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 

@@ -51,8 +51,8 @@ class RunningDeviation:
     def _moments_on_host(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """Of the batch: number of sums, mean, variance and largest |sum|; in NumPy, which takes a third of the time."""
         numbers, acted = as_numpy(x).astype(np.float64), as_numpy(samples.valid)
-        first = as_numpy(samples.inputs.first)
-        found = self._discounted(np, numbers, acted, first, samples.stream, over_ends)[acted]
+        first, ends = as_numpy(samples.inputs.first), as_numpy(samples.terminated) | as_numpy(samples.truncated)
+        found = self._discounted(np, numbers, acted, first, ends, samples.stream, over_ends)[acted]
         if not (n := len(found)):
             return torch.zeros(4, dtype=torch.float64)
         with np.errstate(all="ignore"):  # of numbers that are not finite, which are left out
@@ -61,21 +61,26 @@ class RunningDeviation:
 
     def _moments_on_device(self, x: Tensor, samples: Samples, over_ends: bool) -> Tensor:
         """The same without a look at any number."""
-        acted, first = samples.valid.to(x.device), samples.inputs.first.to(x.device)
-        found = self._discounted(torch, x.double(), acted, first, samples.stream, over_ends)
+        acted, first, ends = (
+            each.to(x.device) for each in (samples.valid, samples.inputs.first, samples.terminated | samples.truncated)
+        )
+        found = self._discounted(torch, x.double(), acted, first, ends, samples.stream, over_ends)
         n, counted = acted.sum(), found.where(acted, 0.0)
         mean = counted.sum() / n.clamp(min=1)
         variance = (found - mean).where(acted, 0.0).square().sum() / n.clamp(min=1)
         largest = torch.cat([0 * mean.view(1), counted.abs().flatten()]).amax()  # perhaps of none
         return torch.stack([n.double(), mean, variance, largest])
 
-    def _discounted(self, xp: Any, numbers: Array, valid: Array, first: Array, stream: int, over_ends: bool) -> Array:
+    def _discounted(
+        self, xp: Any, numbers: Array, valid: Array, first: Array, ends: Array, stream: int, over_ends: bool
+    ) -> Array:
         """The sums [T, B] float64 up to each row."""
         running, found = self.sums.get(stream, 0 * numbers[0]), xp.empty_like(numbers)
         running = running if xp is np else torch.as_tensor(running, device=numbers.device)
         for t in range(len(numbers)):
             before = running if over_ends else xp.where(first[t], 0.0, running)
-            found[t] = running = xp.where(valid[t], self.discount * before + numbers[t], running)
+            found[t] = running = xp.where(valid[t], self.discount * before + numbers[t], before)
+            running = running if over_ends else xp.where(ends[t], 0.0, running)
         self.sums[stream] = running
         return found
 

@@ -132,7 +132,7 @@ def _usable(runs: Sequence[RunData]) -> Sequence[RunData]:
 def _problem(run: RunData) -> str:
     """Why a run cannot be part of a curve; empty if it can."""
     if len(run.columns.get("env_steps", ())) < 2:
-        return "has less than two rows"
+        return "has fewer than two rows"
     for study in run.directory.parents[:3]:  # of study/run_0, study/setting/run_0 or study/name/setting/run_0
         with suppress(ConfigError, KeyError, TypeError):
             entries = read_json(study / "experiment.json")["runs"]

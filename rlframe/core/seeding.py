@@ -127,8 +127,8 @@ def spawned(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
 
 
 def new_round(rngs: Sequence[np.random.Generator]) -> int:
-    """A round of episodes that follows from the states of these generators, which stay as they are."""
-    return int(np.random.default_rng(pack_state(rngs[0])).integers(1, 2**31))
+    """A round of episodes that is drawn from these generators, so that another draw gives another one."""
+    return int(rngs[0].integers(1, 2**31))
 
 
 def round_seed(own: int, round_: int) -> int:

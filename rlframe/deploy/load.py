@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -28,6 +29,8 @@ from rlframe.experiment.trust import check_network, read_config
 from rlframe.experiment.weights import load_weights, policies_at
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest, load_snapshot, params_of, resolve_snapshot
 from rlframe.system.env_vars import env_vars_set
+
+_logger = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,20 @@ def choose_snapshot(path: Path, name: str = "") -> Path:
     return folder / (name or "best")
 
 
+def load_chosen(
+    path: Path, snapshot: str, device: str, trust: bool, changes: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Path, Trained]:
+    """`choose_snapshot`, and its `load_trained`; where the best one is damaged, with a warning, the newest."""
+    chosen = choose_snapshot(path, snapshot)
+    try:
+        return chosen, load_trained(chosen, device, trust, changes)
+    except SnapshotError as error:
+        if snapshot or chosen == path or not error.damaged:
+            raise
+        _logger.warning(f"the best snapshot cannot be used: {error}. Loading the newest instead")
+        return path, load_trained(path, device, trust, changes)
+
+
 def load_policy(
     path: str | Path,
     device: str = "cpu",
@@ -137,5 +154,5 @@ def load_policy(
     Raises:
         ConfigError: it has none of this name.
     """
-    trained = load_trained(choose_snapshot(Path(path), snapshot), device, trust, changes)
+    _, trained = load_chosen(Path(path), snapshot, device, trust, changes)
     return policy_of(trained.agent, (trained.observation_space, trained.action_space), trained.env.policies, name)

@@ -55,7 +55,7 @@ class EvalConfig:
     epsilon: float = number(
         math.nan, "with explore=true, the rate of random actions instead of training's; nan: training's"
     )
-    max_length: int = count(200_000, "env steps after which an episode ends its environment's part, within 16")
+    max_length: int = count(200_000, "env steps of an episode after which its environment stops; seen every 16 steps")
     env_steps: int = count(
         0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides", high=10**10
     )

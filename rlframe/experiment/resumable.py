@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def check_same_run(run: str, config: Mapping[str, Any], given: Mapping[str, Any]
     """
     fixed = [key for key in given if is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed and all(key in config for key in fixed):  # perhaps the same value, written otherwise
-        after = to_flat(from_flat({**config, **{key: given[key] for key in fixed}}))
-        fixed = [key for key in fixed if not is_same(after.get(key), config[key])]
+        with suppress(ConfigError):
+            after = to_flat(from_flat({**config, **{key: given[key] for key in fixed}}))
+            fixed = [key for key in fixed if not is_same(after.get(key), config[key])]
     if fixed:
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, Array, Samples
-from rlframe.replay.arrays import Ring, RowArray, StorageMemory, spans, write_rows
+from rlframe.replay.arrays import Ring, RowArray, StorageMemory, read_rows, spans, write_rows
 from rlframe.replay.frames import ObservationStorage
 
 _ARRAYS = ("reward", "terminated", "truncated", "valid", "first")
+
+
+_ROWS_AT_ONCE = 1024  # that are looked through
 
 
 class Storage:
@@ -79,7 +82,7 @@ class Storage:
         ring, n, memory = self.ring, self.rows_before, self.memory
         time = ring.t
         if time:
-            self._truncate_newest(time - 1, memory.own(np.ones(ring.B, np.bool_)))
+            self._truncate_newest(time - 1, np.ones(ring.B, np.bool_))
             n += 1
         self._invalidate(time + 1, n)
         no, reward = memory.zeros((n, ring.B), np.bool_), memory.zeros((n, ring.B), np.float32)
@@ -94,22 +97,26 @@ class Storage:
 
     def _end_interrupted(self, start: int, valid: Array, first: Array) -> None:
         """Truncate the episodes that nothing ended before a reset: their worker died between the batches."""
-        on_device = self.memory.on_device
-        reset = (
-            ~valid[0] & first[0] if on_device else (~np.logical_or.accumulate(valid) & first).any(0)
-        )  # before acting
-        self._truncate_newest(start - 1, reset)
+        if self.memory.on_device:
+            self._truncate(start - 1, ~valid[0] & first[0])
+        elif (reset := (~np.logical_or.accumulate(valid) & first).any(0)).any():  # before they acted
+            self._truncate_newest(start - 1, reset)
 
-    def _truncate_newest(self, time: int, envs: Array) -> None:
-        """Truncate the open episodes of `envs` [B] bool at their newest rows up to this time; on a device at this."""
-        L = self.ring.L
-        while time >= self.ring.oldest and (self.memory.on_device or envs.any()):
-            place = time % L
-            self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
-            if self.memory.on_device:
-                return
-            envs = envs & ~self.valid[place] & ~self.first[(time + 1) % L]
-            time -= 1
+    def _truncate_newest(self, time: int, envs: np.ndarray) -> None:
+        """Truncate the open episodes of `envs` [B] bool at the newest rows, up to this time, in which they acted."""
+        while time >= self.ring.oldest and envs.any():
+            n = min(time + 1 - self.ring.oldest, _ROWS_AT_ONCE)
+            acted = as_numpy(read_rows(self.valid, time + 1 - n, n))
+            ends = (acted | as_numpy(read_rows(self.first, time + 2 - n, n))) & envs
+            age = ends[::-1].argmax(0)
+            for back in np.unique(age[ends.any(0)]).tolist():
+                self._truncate(time - back, self.memory.own(ends.any(0) & (age == back)))
+            envs, time = envs & ~ends.any(0), time - n
+
+    def _truncate(self, time: int, envs: Array) -> None:
+        """Truncate the open episodes of `envs` [B] bool at this row."""
+        place = time % self.ring.L
+        self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
 
     def _invalidate(self, start: int, n: int) -> None:
         """Mark the rows as not valid that n time steps starting at `start` are about to overwrite."""

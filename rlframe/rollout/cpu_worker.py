@@ -9,7 +9,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.core.objects import ObjectName
-from rlframe.core.seeding import Role, generator, generators, new_round, pack_state, unpack_state
+from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.collector import Collector
@@ -87,7 +87,7 @@ class CollectHandler:
         states = self.parent.receive()  # the parent wrote noise, last row and agent's state to shared memory
         load_noise(self.rngs, [unpack_state(words) for words in self.noise])
         if not states:
-            self.collector.reset(new_round(self.rngs))
+            self.collector.reset(argument)
             return []
         self.collector.inferences[0].load_state()
         return self.stepper.restore(states)

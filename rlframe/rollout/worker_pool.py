@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
@@ -216,7 +217,7 @@ class WorkerPool:
     def launch(self, worker: Worker) -> ChildProcess:
         """Start a process for a worker."""
         columns = worker.lo, self._first + worker.lo
-        place = self.config.own_rank() * len(self.workers) + worker.index
+        place = current_ranks().rank * len(self.workers) + worker.index
         arguments = (self.config, worker.seeds, place, columns, worker.generation, worker.envs_started)
         cpus, method = self._cpus[worker.index], self.supervision.start_method
         return ChildProcess(worker.name, worker_main, arguments, cpus, method, self._preload)

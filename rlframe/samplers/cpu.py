@@ -11,7 +11,7 @@ import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.ranks import first_env_of_rank
-from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
+from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, pack_state, unpack_state
 from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
@@ -133,13 +133,14 @@ class CpuSampler(Sampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         rngs = generators(0, Role.NOISE, self.envs.n)
         load_noise(rngs, state["noise"])
+        round_ = 0 if "envs" in state else new_round(rngs)
         self.noise[...] = [pack_state(rng) for rng in rngs]
         if "envs" in state:
             self.batch.load_last_row(state["row"])
         reasons: list[str] = []
         for worker in self.envs.workers:
             own = state.get("envs", [])[worker.lo : worker.hi]
-            reasons += self.envs.call(worker, cpu_worker.LOAD_STATE, values=[own])
+            reasons += self.envs.call(worker, cpu_worker.LOAD_STATE, round_, [own])
         if "envs" not in state:
             self.tracker.forget()
             self.tracker.partial[:] = self.config.decorrelation_steps > 0

@@ -140,7 +140,7 @@ def test_what_it_cannot_act_with_is_refused() -> None:
     for settings, remedy in (
         ({"norm": "batch"}, "model.norm=layer"),
         ({"norm": "renorm"}, "model.norm=layer"),
-        ({"unit_rows": True}, "model.unit_rows=false"),
+        ({"unit_rows": True}, "model.unit_rows=false and model.unit_gains=false"),
         ({"unit_rows": True, "unit_gains": True, "norm": "layer"}, "model.unit_rows=false and model.unit_gains=false"),
     ):
         with pytest.raises(ConfigError, match=f"set {remedy}$"):

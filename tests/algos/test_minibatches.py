@@ -121,7 +121,9 @@ def ppo(n_steps: int = 1000, **config: Any) -> tuple[PPO, Samples]:
 
 @pytest.mark.parametrize("norm", ["batch", "renorm"])
 def test_networks_that_see_other_probabilities_in_learning_are_refused(norm: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model.norm={norm} makes probabilities .*; use layer or none"):
+    with pytest.raises(
+        ConfigError, match=rf"model.norm={norm} gives the policy other action prob.*; use layer or none"
+    ):
         PPOConfig().make_agent(spaces.Discrete(3), spaces.Discrete(2), ModelConfig(norm=norm))
 
 

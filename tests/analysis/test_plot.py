@@ -117,7 +117,7 @@ def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     assert {each.label: len(each.runs) for each in find_experiments([study], ())} == {"a2c": 2, "ppo": 2}
     said = capsys.readouterr().err
     assert f"{study}/ppo/run_2 failed: left out" in said
-    assert f"{study}/a2c/run_0 has less than two rows: left out" in said
+    assert f"{study}/a2c/run_0 has fewer than two rows: left out" in said
 
 
 def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> LearningCurve:

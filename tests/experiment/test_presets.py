@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.presets import load_preset
+from rlframe.experiment.presets import load_preset, preset_names
 from rlframe.launch import main
 
 
@@ -57,6 +57,17 @@ def test_a_preset_has_the_keys_of_the_one_that_it_is_like_and_its_own(tmp_path: 
     path.write_text(f"like: {tmp_path / 'other.yaml'}\nconfig: {{}}")
     with pytest.raises(ConfigError, match=r"other\.yaml: like: .*mine\.yaml leads back to itself"):
         load_preset(str(path))
+
+
+def test_presets_with_images_or_streams_have_the_relu_that_they_were_measured_with() -> None:
+    seen = 0
+    for name in preset_names():
+        keys = load_preset(name)
+        streams = keys.get("algo.dueling") or "noisy" in str(keys.get("algo.explore")) or "implicit" in keys.values()
+        if str(keys["env"]).startswith(("ALE/", "MinAtar/")) or streams:
+            assert keys.get("model.activation", "relu") == "relu", name
+            seen += 1
+    assert seen > 40
 
 
 def test_a_mistyped_name_gets_the_nearest_names() -> None:

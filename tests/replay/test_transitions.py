@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.ops.returns import n_step_return
-from rlframe.replay import InMemory, NStep, ReplayBuffer, Transitions, make_replay
+from rlframe.replay import InMemory, NStep, OnDevice, ReplayBuffer, Transitions, make_replay
 from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import History
 
@@ -46,8 +46,8 @@ def batch(
     )
 
 
-def replay(n: int = 1, **options: Any) -> ReplayBuffer[Transitions]:
-    return make_replay(InMemory(size=32), COUNTER, ACTIONS, BatchSpec(6, 1), NStep(0.5, n), **options)
+def replay(n: int = 1, kind: Any = InMemory, **options: Any) -> ReplayBuffer[Transitions]:
+    return make_replay(kind(size=32), COUNTER, ACTIONS, BatchSpec(6, 1), NStep(0.5, n), **options)
 
 
 def drawn(buffer: ReplayBuffer[Transitions]) -> dict[int, tuple[float, float, float]]:
@@ -136,8 +136,12 @@ def test_a_batch_that_does_not_continue_the_last_one_truncates_its_episodes() ->
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_episode_that_waits_at_such_a_gap_is_truncated_where_it_acted_last(n: int) -> None:
-    buffer = replay(n)
+@pytest.mark.parametrize("kind", [InMemory, OnDevice])
+def test_an_episode_that_waits_at_such_a_gap_is_truncated_where_it_acted_last(
+    n: int, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlframe.replay.storage._ROWS_AT_ONCE", 1)
+    buffer = replay(n, kind)
     waiting = replace(batch(6), n_env_steps=4)
     waiting.valid[4:] = False
     buffer.append(waiting)

@@ -82,6 +82,19 @@ def test_a_sum_begins_at_0_where_an_episode_does_whatever_came_before(over_ends:
     assert deviation.sums[0].tolist() == [5, 5 if over_ends else 1]
 
 
+@pytest.mark.parametrize("over_ends", [False, True])
+def test_a_sum_begins_at_0_also_where_nobody_acted_in_the_first_row_or_a_team_ended_before(over_ends: bool) -> None:
+    deviation = RunningDeviation(0.5)
+    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [8.0, 8.0]}})
+    with closing(sampled("CartPole-v1", 2, 2)) as sampler:
+        sample = sampler.collect()
+        sample.reward[:], sample.inputs.first[:] = 1.0, False
+        sample.inputs.first[0, 0], sample.valid[:, 0] = True, torch.tensor([False, True])
+        sample.valid[:, 1], sample.terminated[:, 1] = True, torch.tensor([True, False])
+        deviation.update(sample.reward, sample, over_ends)
+    assert deviation.sums[0].tolist() == ([5, 3.5] if over_ends else [1, 1])
+
+
 def test_the_deviation_is_gymnasiums() -> None:
     env = gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1"), gamma=0.99)
     env.action_space.seed(3)
