@@ -34,7 +34,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "explore": EpsilonConfig(epsilon_last=0.1)}),
     "r2d1": (r2d1, "CartPole-v1", {**REPLAY, "burn_in": 1, "learn_T": 3, "replay_ratio": 2.0}),
     "ddpg": (ddpg, "Pendulum-v1", {**REPLAY, "prioritized": True}),
-    "td3": (td3, "Pendulum-v1", REPLAY),
+    "td3": (td3, "Pendulum-v1", {**REPLAY, "prioritized": True}),
     "sac": (sac, "Pendulum-v1", {**REPLAY, "learn_temperature": False}),
     "sac_target": (sac, "Pendulum-v1", {**REPLAY, "target_entropy": -0.5}),
 }

@@ -290,8 +290,9 @@ def test_the_target_is_of_critics_drawn_anew_for_each_update() -> None:
 def of_rewards(rewards: list[float], ends: list[bool]) -> Samples:
     """A batch of one environment; episodes end by termination."""
     reward, terminated = torch.tensor(rewards)[:, None], torch.tensor(ends)[:, None]
-    inputs = AgentInputs(torch.zeros(len(rewards) + 1, 1, 1), reward, reward, terminated)
     never = torch.zeros_like(terminated)
+    first = torch.cat([never[:1], terminated])
+    inputs = AgentInputs(torch.zeros(len(rewards) + 1, 1, 1), reward, reward, first)
     return Samples(inputs, reward, reward, terminated, never, ~never, (), (), (), n_env_steps=len(rewards), start=0)  # type: ignore[arg-type]
 
 
