@@ -1,10 +1,5 @@
 """The command `rlframe`, also `python -m rlframe`: `rlframe launch ...` is `python -m rlframe.launch ...`."""
 
-import signal
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
-
 import runpy
 import sys
 

@@ -208,8 +208,6 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
     """The keys of the run that get other values. Raises ConfigError for one that does not exist or has no effect."""
     known = [*_OWN, *_OF_EVAL, *(key for key in chz.chz_fields(Experiment) if not key.startswith(_WITHOUT_EFFECT))]
     for key in words:
-        if key == "record":
-            raise ConfigError("record is of training; dataset=NAME records the episodes that are played here")
         if without_policy(key).startswith(_WITHOUT_EFFECT):
             raise ConfigError(f"{key} is of training, and has no effect here (--help lists the keys)")
         if "." not in key and key not in known:

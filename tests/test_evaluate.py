@@ -129,7 +129,7 @@ def endless(render_mode: str = "") -> gymnasium.Env:
     ("words", "message"),
     [
         (["n_episode=3"], "did you mean n_episodes"),
-        (["record=mine-v0"], "dataset=NAME records the episodes that are played here"),
+        (["record=mine-v0"], "record is of training, and has no effect here"),
         (["eval.opponents=[random]"], "eval.opponents is of training, and has no effect here"),
         (["compile=true"], "compile is of training, and has no effect here"),
         (["n_episodes=x"], "whole number"),

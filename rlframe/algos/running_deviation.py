@@ -74,7 +74,11 @@ class RunningDeviation:
     def _discounted(
         self, xp: Any, numbers: Array, valid: Array, first: Array, ends: Array, stream: int, over_ends: bool
     ) -> Array:
-        """The sums [T, B] float64 up to each row."""
+        """The sums [T, B] float64 up to each row.
+
+        Episodes begin after `ends`, and where they are `first`: after a restart nothing ended, and a team may end
+        while its environment goes on.
+        """
         running, found = self.sums.get(stream, 0 * numbers[0]), xp.empty_like(numbers)
         running = running if xp is np else torch.as_tensor(running, device=numbers.device)
         for t in range(len(numbers)):

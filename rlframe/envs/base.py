@@ -40,6 +40,7 @@ class EnvConfig:
     policies: PolicyMap = field(default_factory=PolicyMap)  # of an environment of several agents
 
     def own_rank(self) -> int:
+        """What a creator is told."""
         return current_ranks().rank if self.rank is None else self.rank
 
 

@@ -55,7 +55,7 @@ class EvalConfig:
     epsilon: float = number(
         math.nan, "with explore=true, the rate of random actions instead of training's; nan: training's"
     )
-    max_length: int = count(200_000, "env steps of an episode after which its environment stops; seen every 16 steps")
+    max_length: int = count(200_000, "env steps after which an episode counts as it is, and its environment stops")
     env_steps: int = count(
         0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides", high=10**10
     )

@@ -169,8 +169,8 @@ def choices_made(run: Path) -> dict[str, Any]:
     return {key: chosen[key] for key, valid in kept.items() if valid}
 
 
-def _check_named(c: Experiment) -> None:
-    """Raise ConfigError unless what it names beside its parts is there: loggers, callbacks, a function, sync."""
+def _check_references(c: Experiment) -> None:
+    """Raise ConfigError unless the loggers, callbacks, function, place and dataset that it names can be used."""
     check_loggers(c.loggers)
     for name in c.callbacks:
         find_attribute(name, "callbacks")
@@ -197,7 +197,7 @@ def check_job(job: Job) -> Experiment:
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
-    _check_named(job.experiment)  # a run of a study checks itself whether a dataset is in its way
+    _check_references(job.experiment)  # a run of a study checks itself whether a dataset is in its way
     choose_device(job.experiment.device)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
@@ -217,7 +217,7 @@ def place_job(job: Job) -> tuple[Job, int]:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
             fit, or a logger does not exist.
     """
-    _check_named(job.experiment)
+    _check_references(job.experiment)
     if not job.resume:
         _check_new_dataset(job.experiment)
     place = rank_from_environment()

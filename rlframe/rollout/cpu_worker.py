@@ -84,7 +84,8 @@ class CollectHandler:
             return self._complete(argument)
         if command == STATE:
             return self.stepper.state()
-        states = self.parent.receive()  # the parent wrote noise, last row and agent's state to shared memory
+        states = self.parent.receive()  # none: `argument` is a round of new episodes
+        # The parent wrote noise, last row and agent's state to shared memory.
         load_noise(self.rngs, [unpack_state(words) for words in self.noise])
         if not states:
             self.collector.reset(argument)

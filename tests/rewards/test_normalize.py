@@ -71,28 +71,18 @@ def test_each_policy_of_several_agents_has_a_deviation_of_its_own() -> None:
         torch.testing.assert_close(samples.reward, alone(replace(scaled[name], reward=scaled[name].reward / 3)).reward)
 
 
-@pytest.mark.parametrize("over_ends", [False, True])
-def test_a_sum_begins_at_0_where_an_episode_does_whatever_came_before(over_ends: bool) -> None:
+@pytest.mark.parametrize(("over_ends", "sums"), [(False, [3.5, 1.5, 1.0, 1.0]), (True, [3.5, 3.5, 5.0, 3.5])])
+def test_a_sum_begins_at_0_where_an_episode_does_whatever_came_before(over_ends: bool, sums: list[float]) -> None:
+    """Of an episode that goes on, one that begins, one that nobody acts in at first, and one whose team has ended."""
     deviation = RunningDeviation(0.5)
-    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [8.0, 8.0]}})
-    with closing(sampled("CartPole-v1", 2, 1)) as sampler:
+    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [8.0] * 4}})
+    with closing(sampled("CartPole-v1", 4, 2)) as sampler:
         sample = sampler.collect()
-        sample.reward[:], sample.valid[:], sample.inputs.first[0] = 1.0, True, torch.tensor([False, True])
+        sample.reward[:], sample.valid[:] = 1.0, torch.tensor([[True, True, False, True], [True] * 4])
+        sample.inputs.first[:2] = torch.tensor([[False, True, True, False], [False] * 4])
+        sample.terminated[:] = torch.tensor([[False, False, False, True], [False] * 4])
         deviation.update(sample.reward, sample, over_ends)
-    assert deviation.sums[0].tolist() == [5, 5 if over_ends else 1]
-
-
-@pytest.mark.parametrize("over_ends", [False, True])
-def test_a_sum_begins_at_0_also_where_nobody_acted_in_the_first_row_or_a_team_ended_before(over_ends: bool) -> None:
-    deviation = RunningDeviation(0.5)
-    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [8.0, 8.0]}})
-    with closing(sampled("CartPole-v1", 2, 2)) as sampler:
-        sample = sampler.collect()
-        sample.reward[:], sample.inputs.first[:] = 1.0, False
-        sample.inputs.first[0, 0], sample.valid[:, 0] = True, torch.tensor([False, True])
-        sample.valid[:, 1], sample.terminated[:, 1] = True, torch.tensor([True, False])
-        deviation.update(sample.reward, sample, over_ends)
-    assert deviation.sums[0].tolist() == ([5, 3.5] if over_ends else [1, 1])
+    assert deviation.sums[0].tolist() == sums
 
 
 def test_the_deviation_is_gymnasiums() -> None:
