@@ -13,7 +13,7 @@ from torch import nn
 from rlframe.agents import ActorAgent
 from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, random_until
 from rlframe.algos.running_deviation import ScaledReturns
-from rlframe.core.config import choice, count, count_or_auto, option, positive
+from rlframe.core.config import choice, count, count_or_auto, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -26,6 +26,13 @@ from rlframe.replay import Replay, Transitions
 @chz.chz
 class ActorCriticConfig(OffPolicyConfig):
     """The keys of critics that DDPG, TD3 and SAC share; defaults are theirs."""
+
+    idle = (
+        OffPolicyConfig.idle
+        | idle_while("drop_atoms", target_from="least")
+        | idle_while("return_limit", normalize_return=False)
+        | idle_while("tau", "target_interval", "target_interval_steps", target_critics=False)
+    )
 
     max_grad_norm: Scheduled = scheduled(
         math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
@@ -53,6 +60,13 @@ class ActorCriticConfig(OffPolicyConfig):
     @chz.validate
     def _check_critics(self) -> None:
         c = self
+        given = {"huber_delta": not math.isnan(c.huber_delta), "target_clip": c.target_clip != math.inf}
+        for name, is_given in given.items():
+            if c.value == "categorical" and is_given:
+                raise ConfigError(
+                    f"algo.{name}={getattr(c, name)} is not for algo.value=categorical, whose returns are clipped to "
+                    f"algo.v_min and algo.v_max; leave it out"
+                )
         if c.n_target_critics > c.n_critics:
             raise ConfigError(
                 f"algo.n_target_critics={c.n_target_critics} must be at most algo.n_critics={c.n_critics}; raise "
@@ -62,8 +76,6 @@ class ActorCriticConfig(OffPolicyConfig):
             raise ConfigError(
                 f"algo.target_from=truncated is of quantiles, and algo.value={c.value}; add algo.value=quantile"
             )
-        if c.return_limit < math.inf and not c.normalize_return:
-            raise ConfigError(f"algo.return_limit={c.return_limit:g} is of algo.normalize_return=true; add it")
         if c.target_from == "truncated" and c.drop_atoms >= c.n_atoms:
             raise ConfigError(f"algo.drop_atoms={c.drop_atoms} must be below algo.n_atoms={c.n_atoms}")
 

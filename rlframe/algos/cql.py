@@ -23,7 +23,7 @@ from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
-from rlframe.core.config import count, option
+from rlframe.core.config import count, idle_while, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK
@@ -46,6 +46,8 @@ class Config(sac.Config):
     """
 
     for_vectors = Defaults(ModelConfig(hidden=(256, 256, 256), activation="relu"), BatchSpec(T=1, B=1))
+
+    idle = sac.Config.idle | idle_while("target_gap", learn_conservative_weight=False)
 
     learning_rate: Scheduled = scheduled(1e-4, "of the actor and the temperature")
     conservative_weight: Scheduled = scheduled(5.0, "alpha: weight of the gap; at first, if it is learned", above=True)

@@ -28,7 +28,6 @@ from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
-    check_categorical,
     n_step_replay,
     priorities,
     reading_back,
@@ -38,7 +37,7 @@ from rlframe.algos.off_policy import (
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
@@ -58,6 +57,11 @@ class Config(ActorCriticConfig):
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
+    idle = (
+        ActorCriticConfig.idle
+        | idle_while("target_noise_clip", target_noise=0)
+        | idle_while("alpha", "beta", prioritized=False)
+    )
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # those of TD3's authors for their DDPG, with an earlier start
         for_images.model,
@@ -91,7 +95,6 @@ class Config(ActorCriticConfig):
     @chz.validate
     def _check(self) -> None:
         check_priorities(self)
-        check_categorical(self)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0

@@ -14,7 +14,7 @@ from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, Progress, observed
 from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import AUTO, choice, count, fraction_or_auto, number, positive
+from rlframe.core.config import AUTO, choice, count, fraction_or_auto, idle_while, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.seeding import Role, seed_int
@@ -45,6 +45,7 @@ class OffPolicyConfig:
     """The keys that DQN, DDPG, TD3 and SAC share."""
 
     learns_from = "replay"
+    idle = idle_while("n_atoms", value="expected") | idle_while("v_min", "v_max", value=("expected", "quantile"))
 
     replay: ReplayConfig | str = replay()
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
@@ -66,17 +67,6 @@ class OffPolicyConfig:
         by_default = 1.0 if self.value == "quantile" else math.inf
         huber_delta = by_default if math.isnan(self.huber_delta) else self.huber_delta
         return make_value(self.value, self.n_atoms, self.v_min, self.v_max, huber_delta)
-
-
-def check_categorical(config: Any) -> None:
-    """Raise ConfigError if a categorical value is given options of other losses."""
-    given = {"huber_delta": not math.isnan(config.huber_delta), "target_clip": config.target_clip != math.inf}
-    for name, is_given in given.items():
-        if config.value == "categorical" and is_given:
-            raise ConfigError(
-                f"algo.{name}={getattr(config, name)} is not for algo.value=categorical, whose returns are clipped to "
-                f"algo.v_min and algo.v_max; leave it out"
-            )
 
 
 class FromReplay(Algorithm):

@@ -30,7 +30,7 @@ from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back, replay_of
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
-from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -52,6 +52,7 @@ class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
 
     learns_from = "replay"
+    idle = idle_while("alpha", "beta", prioritized=False)
     for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(64,), activation="relu", memory="lstm"),

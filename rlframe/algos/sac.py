@@ -30,10 +30,10 @@ from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic,
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import check_categorical, n_step_replay, soft_update
+from rlframe.algos.off_policy import n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.config import choice, count, fraction, option, positive
+from rlframe.core.config import choice, count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -54,6 +54,7 @@ from rlframe.replay import Replay, Transitions
 class Config(ActorCriticConfig):
     """Defaults are those of the second paper (appendix D)."""
 
+    idle = ActorCriticConfig.idle | idle_while("target_entropy", "target_entropy_fraction", learn_temperature=False)
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
         for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000}
@@ -84,7 +85,6 @@ class Config(ActorCriticConfig):
                 f"algo.temperature={self.temperature} changes what is learned; add algo.learn_temperature=false, or "
                 f"give the temperature at first"
             )
-        check_categorical(self)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0

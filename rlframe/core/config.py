@@ -185,6 +185,12 @@ def option(default: Any, doc: str) -> Any:
     return chz.field(meta_factory=plain_value(), default=default, doc=doc)
 
 
+def idle_while(*names: str, **values: Any) -> dict[str, tuple[str, tuple[Any, ...]]]:
+    """For `idle` of a config's class: fields that do nothing while another has this value, or one of these."""
+    ((other, given),) = values.items()
+    return dict.fromkeys(names, (other, given if isinstance(given, tuple) else (given,)))
+
+
 def number(default: float, doc: str, low: float = 0.0, infinite: bool = False, high: float = math.inf) -> Any:
     """A field for a number from `low` to `high`; NaN only if that is the default; `infinite`, or so too, also inf."""
     check = within(low, high, infinite=infinite or default == math.inf, nan=math.isnan(default))

@@ -10,7 +10,7 @@ from typing import Any
 import chz
 
 from rlframe.algos.defaults import learns_from
-from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, idle_while, names, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last
@@ -44,6 +44,12 @@ def _kind(name: str, config: Any) -> str:
 @chz.chz
 class Experiment:
     """The settings of one run: everything that decides its result, and where it is recorded."""
+
+    idle = (
+        idle_while("snapshot_keep", snapshot_mode=("none", "all", "gap"))
+        | idle_while("snapshot_best", snapshot_mode=("none", "last", "all", "gap"))
+        | idle_while("record_compression", "record_transform", record="")
+    )
 
     algo: Any = part(ROOTS["algo"], "ppo", "algorithm; or package.module, ./file.py")
     env: str = option("CartPole-v1", "Gymnasium id, or package.module:callable")

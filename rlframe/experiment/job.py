@@ -21,6 +21,7 @@ from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment, for_ranks, share_of
 from rlframe.experiment.defaults import algorithm_defaults
+from rlframe.experiment.keys import idle_keys, keys_of
 from rlframe.experiment.limits import check_machine
 from rlframe.experiment.objects import recorded
 from rlframe.experiment.presets import (
@@ -95,7 +96,15 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
     if resume:
         asked, recorded = str(keys.get("compile", "")).lower(), str(base.get("compile", "auto")).lower()
         experiment, of_updates = compiled_as(chosen, experiment, asked, recorded)
-    return Job(experiment, resume, tune, (*notes, *of_updates), sources, chosen.get("threads", 0))
+    notes = (*notes, *of_updates, *_idle(experiment, long_keys(keys)))
+    return Job(experiment, resume, tune, notes, sources, chosen.get("threads", 0))
+
+
+def _idle(experiment: Experiment, given: Mapping[str, Any]) -> list[str]:
+    """A note for each key of the command line that does nothing beside the value of another."""
+    values = {key.name: key.value for key in keys_of(experiment)}
+    found = [(key, other) for key, other in idle_keys(experiment) if key in given]
+    return [f"{key}={given[key]} does nothing with {other}={values[other]}" for key, other in found]
 
 
 def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:

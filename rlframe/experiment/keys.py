@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import chz
 import gymnasium
 
 from rlframe.core.config import AUTO, accepts_auto, nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.parts import Part, kinds_of, module_names, named_values
+from rlframe.core.parts import GROUPS, Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs import pettingzoo
 from rlframe.envs.atari import register_atari
@@ -52,6 +53,17 @@ def keys_of(config: Any, prefix: str = "") -> Iterator[Key]:
             kind = "number or schedule" if accepts_schedule(field.chz) else _TYPES.get(field.chz.final_type, "list")
             kind = _MAPPING if isinstance(value, Mapping) else kind
             yield Key(key, kind, _text(value, accepts_auto(field.chz)), field.chz._doc)
+
+
+def idle_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Keys that do nothing beside the value of another key, as their class says in `idle`; and that other key."""
+    for name, (other, values) in getattr(config, "idle", {}).items():
+        if getattr(config, other) in values:
+            yield f"{prefix}{name}", f"{prefix}{other}"
+    for name in chz.chz_fields(config):
+        key, value = f"{prefix}{name}", getattr(config, name)
+        if chz.is_chz(value):
+            yield from idle_keys(value, f"{GROUPS.get(key, key)}.")
 
 
 def _text(value: Any, may_be_auto: bool) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import below_one, choice, count, number, option, sizes
+from rlframe.core.config import below_one, choice, count, idle_while, number, option, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
@@ -116,6 +116,10 @@ class CriticConfig:
 @chz.chz
 class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
+
+    idle = idle_while("memory_size", memory="none") | idle_while(
+        "memory_window", "memory_heads", "memory_layers", memory=("none", "lstm", "gru")
+    )
 
     encoder: str = option(
         "auto", "auto | mlp | nature | impala | hadamax | module:Class or ./file.py:Class, your own nn.Module"

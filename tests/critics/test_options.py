@@ -359,7 +359,6 @@ def spied(critic_loss: Any, seen: list[Tensor]) -> Any:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"return_limit": 5.0}, "algo.return_limit=5 is of algo.normalize_return=true; add it"),
         ({"n_target_critics": 3}, "algo.n_target_critics=3 must be at most algo.n_critics=2"),
         ({"target_from": "truncated"}, "algo.target_from=truncated is of quantiles, and algo.value=expected"),
         (

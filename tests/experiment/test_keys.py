@@ -1,12 +1,17 @@
 """What --help, --show and --list say of keys and parts."""
 
+import chz
 import pytest
 
+from rlframe.core.parts import ROOTS, Part, module_names
+from rlframe.evaluation import EvalConfig
 from rlframe.experiment.job import read_job
-from rlframe.experiment.keys import KINDS, keys_of
+from rlframe.experiment.keys import KINDS, idle_keys, keys_of
 from rlframe.experiment.presets import preset_names
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.launch import main
+from rlframe.models import ModelConfig
+from rlframe.runners.league import LeagueConfig
 
 SMALL = [
     "env=CartPole-v1",
@@ -115,3 +120,30 @@ def test_the_listed_encoders_are_those_of_the_key() -> None:
     keys = {key.name: key for key in keys_of(from_flat({}))}
     choices = keys["model.encoder"].doc.split(",")[0].split(" or ")[0].split(" | ")
     assert [name for name, _ in KINDS["encoders"]()] == choices
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        ("algo=sac algo.v_min=-5", ["algo.v_min=-5 does nothing with algo.value=expected"]),
+        ("algo=sac algo.v_min=-5 algo.value=categorical", []),
+        ("experiment=mujoco/flashsac_hopper algo.normalize_return=false", []),  # the preset gives a limit of it
+        ("algo=dqn algo.munchausen_clip=-2", ["algo.munchausen_clip=-2 does nothing with algo.munchausen=0"]),
+        ("model.memory=lstm model.memory_heads=2", ["model.memory_heads=2 does nothing with model.memory=lstm"]),
+        ("agents.league.games=9", ["agents.league.games=9 does nothing with agents.league.opponents=0"]),
+        ("algo=dqn replay.size=10 algo.beta=1", ["algo.beta=1 does nothing with algo.prioritized=false"]),
+    ],
+)
+def test_a_given_key_that_does_nothing_is_noted(words: str, unused: list[str]) -> None:
+    notes = read_job(dict(word.split("=", 1) for word in words.split())).notes
+    assert [note for note in notes if "does nothing" in note] == unused
+
+
+ALGOS = [Part(ROOTS["algo"], name).find(name) for name in module_names(ROOTS["algo"])]
+
+
+@pytest.mark.parametrize("config", [*ALGOS, ModelConfig, EvalConfig, LeagueConfig])
+def test_keys_that_may_do_nothing_are_fields_beside_values_that_others_can_have(config: type) -> None:
+    for name, (other, values) in getattr(config, "idle", {}).items():
+        assert name in chz.chz_fields(config)
+        assert all((name, other) in idle_keys(config(**{other: value})) for value in values)
