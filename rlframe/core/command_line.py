@@ -110,6 +110,12 @@ def _end_process(status: int, threads: str) -> None:
     os._exit(status)
 
 
+def _with_home(word: str) -> str:
+    """The word with the home directory for ~/ at the start of its value, which most shells leave as it is."""
+    key, equals, value = word.partition("=")
+    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
+
+
 def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: str = "") -> int:
     """Run `body(argv)` and return the exit status. Without words, or with one that asks for help, print the usage.
 
@@ -122,7 +128,7 @@ def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: st
         if usage and (not argv or _HELP & set(argv)):
             print(usage, flush=True)
             return 0 if argv else 2
-        status = body([word for word in argv if not word.startswith("traceback=")])
+        status = body([_with_home(word) for word in argv if not word.startswith("traceback=")])
         sys.stdout.flush()  # here, where a reader that has exited is no error
         return status
     except ReadableError as error:

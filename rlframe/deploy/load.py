@@ -154,5 +154,5 @@ def load_policy(
     Raises:
         ConfigError: it has none of this name.
     """
-    _, trained = load_chosen(Path(path), snapshot, device, trust, changes)
+    _, trained = load_chosen(Path(path).expanduser(), snapshot, device, trust, changes)
     return policy_of(trained.agent, (trained.observation_space, trained.action_space), trained.env.policies, name)
