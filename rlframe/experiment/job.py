@@ -36,6 +36,7 @@ from rlframe.experiment.presets import (
 from rlframe.experiment.resumable import CheckResumed, check_same_run
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import NEW_WEIGHTS, check_sync, check_trusted, read_config
+from rlframe.experiment.weights import located
 from rlframe.kernels.device import choose_precision
 from rlframe.record.directory import run_directory, run_tokens
 from rlframe.record.loggers import check_loggers
@@ -190,6 +191,13 @@ def _check_references(c: Experiment) -> None:
         check_name(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
 
 
+def _check_init(c: Experiment) -> None:
+    """Raise ConfigError if a new run is to begin with weights that are not there; a resumed one has its own."""
+    for name, each in {"": c, **c.agents.policies}.items():
+        if each.init:
+            located(each.init, f"init={each.init}" + (f" of policy {name}" if name else ""))
+
+
 def _check_new_dataset(c: Experiment) -> None:
     """Raise ConfigError if a dataset is in the way of a new run that is not that of an attempt of it."""
     if c.record:
@@ -207,6 +215,8 @@ def check_job(job: Job) -> Experiment:
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
     _check_references(job.experiment)  # a run of a study checks itself whether a dataset is in its way
+    if not job.resume:
+        _check_init(job.experiment)
     choose_device(job.experiment.device)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
@@ -228,6 +238,7 @@ def place_job(job: Job) -> tuple[Job, int]:
     """
     _check_references(job.experiment)
     if not job.resume:
+        _check_init(job.experiment)
         _check_new_dataset(job.experiment)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun

@@ -26,10 +26,8 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
     Raises:
         ConfigError: there is no such directory, or the run has several policies, and none of this name.
     """
-    path, _, named = init.rpartition(":") if ":" in init and not Path(init).exists() else (init, "", "")
     own = f" of policy {policy}" if policy else ""
-    if not Path(path).exists():
-        raise ConfigError(f"{key}={init}{own}: there is no such run directory or snapshot")
+    path, named = located(init, f"{key}={init}{own}")
     several, wanted = policies_at(Path(path)), named or policy
     if not several and not named:
         return load_snapshot(Path(path), key=part)[0]
@@ -41,6 +39,14 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
             f"them: {key}={path}:{several[0]}"
         )
     return load_snapshot(Path(path), key=f"{part}/{wanted}")[0]
+
+
+def located(init: str, title: str) -> tuple[str, str]:
+    """The path in `init`, and the policy that it names. Raises ConfigError, with the title, if there is none."""
+    path, _, named = init.rpartition(":") if ":" in init and not Path(init).exists() else (init, "", "")
+    if not Path(path).exists():
+        raise ConfigError(f"{title}: there is no such run directory or snapshot")
+    return path, named
 
 
 def policies_at(path: Path) -> list[str]:

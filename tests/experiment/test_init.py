@@ -90,6 +90,13 @@ def test_launch_says_so_and_starts_nothing(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_study_whose_weights_are_not_there_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["env=CartPole-v1", "repeats=2", f"init={tmp_path / 'gone'}", f"log_dir={tmp_path / 'study'}"]
+    assert main(words) == 2
+    assert f"init={tmp_path / 'gone'}: there is no such run directory or snapshot" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
 @pytest.mark.parametrize(
     "state", [None, [], 3, {}, {"optimizer": 3}, {"optimizer": {}}, {"optimizer": {"optimizer": 3}}], ids=str
 )
