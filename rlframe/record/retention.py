@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +95,7 @@ class Retention:
     def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = nothing_in_use) -> None:
         check_inside(directory)
         self._directory, self._policy, self._in_use = directory, policy, in_use
-        self.awaited = -1  # env_steps of a snapshot that is kept until its score is known
+        self.awaited: Collection[int] = ()  # env_steps of snapshots that are kept, as their scores come later
         self._find_state()
 
     def _find_state(self) -> None:
@@ -168,7 +168,7 @@ class Retention:
             (self._directory / "best").unlink(missing_ok=True)
         kept = (self._newest, best, self._in_use())
         for snapshot in list_snapshots(self._directory)[: -self._policy.keep]:
-            if snapshot not in kept and env_steps_of(snapshot) != self.awaited:
+            if snapshot not in kept and env_steps_of(snapshot) not in self.awaited:
                 remove_snapshot(snapshot)
 
     def truncate_after(self, env_steps: int) -> None:

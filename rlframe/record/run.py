@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,8 +116,8 @@ class BaseRun:
     def log_evaluation(self, row: Mapping[str, float]) -> None:
         """Record an evaluation that was not ready for the row of its env_steps, which `row` has."""
 
-    def await_score(self, env_steps: int) -> None:
-        """Keep the snapshot of `env_steps` until `score_snapshot`; -1: none."""
+    def await_scores(self, env_steps: Collection[int]) -> None:
+        """Keep the snapshots of these env_steps, whose scores come later, until the next call."""
 
     def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:
         """Give the snapshot of `env_steps` the score of its evaluation, which was not known when it was written."""
@@ -310,7 +310,7 @@ class Run(_DirectoryRun):
         """As `BaseRun.log_evaluation`. Raises RecordError as `log`."""
         self._write(row)
 
-    def await_score(self, env_steps: int) -> None:
+    def await_scores(self, env_steps: Collection[int]) -> None:
         self._retention.awaited = env_steps
 
     def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:

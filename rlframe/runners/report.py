@@ -237,7 +237,7 @@ def report(runner: Reporting) -> dict[str, float]:
         evaluation, more = _evaluate_if_due(runner)
         late += _log_late(runner, [*more, *([(runner.step, evaluation)] if evaluation else [])])
     with runner.log.timers("recording"):
-        current_run().await_score(runner.evaluations.awaited)
+        current_run().await_scores({runner.evaluations.awaited, *(step for step, _ in late)})
         save_snapshot(runner, final=False)
         for step, metrics in late:
             current_run().score_snapshot(step, metrics)

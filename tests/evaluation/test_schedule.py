@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_the_best_snapshot_is_that_of_the_best_score_also_if_it_came_late(tmp_pa
     best = max(scores(run).items(), key=lambda found: float(found[1]))
     meta = read_meta(resolve_snapshot(run / "snapshot/best"))
     assert (meta["env_steps"], meta["score"]) == (best[0], float(best[1]))
+
+
+def one_less(policy: Any, make_env: Any, calls: list[float] = []) -> dict[str, float]:  # noqa: B006
+    calls.append(0.0)
+    time.sleep(1.0)  # several rows of the log
+    return {"return_mean": -float(len(calls))}
+
+
+def test_the_snapshot_of_an_evaluation_that_takes_several_rows_is_kept(tmp_path: Path) -> None:
+    changed = ["eval.asynchronous=true", "snapshot_mode=best", "snapshot_keep=1", "sampler.batch_B=8"]
+    run = trained(tmp_path, f"eval.function={HERE}:one_less", *changed)
+    assert read_meta(resolve_snapshot(run / "snapshot/best"))["env_steps"] == min(scores(run))
 
 
 def length_of_a_game(policy: Any, make_env: Any) -> dict[str, float]:
