@@ -19,6 +19,7 @@ from rlframe.distributions import (
     MultiCategorical,
     TanhGaussian,
 )
+from rlframe.distributions.gaussian import squashed_sample
 
 LEADS = [(5,), (3, 2)]
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 2)]
@@ -77,6 +78,17 @@ def test_log_prob_matches_torch(dist: Distribution, reference: Any, lead: tuple[
 def test_entropy_matches_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
     params, _ = drawn(dist, lead)
     torch.testing.assert_close(dist.entropy(params), reference(params).entropy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, -3.0), (0.5, -1.0), (-1.0, 0.0), (2.0, 1.0)])
+def test_the_entropy_of_a_tanh_gaussian_and_its_gradient_are_means_over_samples(mean: float, log_std: float) -> None:
+    params = torch.tensor([mean, log_std], dtype=torch.float64, requires_grad=True)
+    noise = torch.randn(200_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = -squashed_sample(params[:1].expand_as(noise), params[1:].expand_as(noise), noise)[1].mean()
+    found = TanhGaussian((1,)).entropy(params)
+    torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
+    slopes = (torch.autograd.grad(x, params)[0] for x in (found, expected))
+    torch.testing.assert_close(*slopes, rtol=0.01, atol=0.03)
 
 
 def test_the_entropy_of_a_beta_is_torchs_on_an_interval_twice_as_long() -> None:
