@@ -6,6 +6,7 @@ sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, every rank is a separate pro
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from rlframe.core.errors import ConfigError, Interrupted
+from rlframe.core.errors import ConfigError, Interrupted, describe
 from rlframe.core.ranks import RankLost, Ranks, SingleRank, use_ranks
 from rlframe.system.collectives import TorchRanks, first_line, is_running
 from rlframe.system.process import ChildDied, ChildProcess
@@ -230,18 +231,36 @@ def _check_children() -> None:
             raise
 
 
+def _on_gpu() -> bool:
+    """Whether this process may be waiting on a GPU."""
+    return torch.cuda.is_initialized()
+
+
+def _why_it_ended(child: ChildProcess) -> str:
+    try:
+        child.check(0.0, math.inf)
+    except ChildDied as death:
+        return str(death)
+    except Exception as error:
+        return f"failed: {describe(error)}"
+    return "ended"
+
+
 @contextmanager
 def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
-    """Exit at once if a child dies and the work inside does not notice, because it waits for the child on a GPU."""
+    """Exit at once if a child dies and the work inside does not notice, because it waits for the child on a GPU.
+
+    On the CPU the next exchange raises the child's error.
+    """
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL_S):
             for child in children:
-                if not is_running(child.pid) and not child.n_events and not done.wait(_GRACE_S):
-                    what = f"{child.name} (process {child.pid}) has died while rank 0 waits for it"
-                    _log.error(f"{what}; resume from the last snapshot")
-                    print(f"error: {what}; resume from the last snapshot", file=sys.stderr, flush=True)
+                if not is_running(child.pid) and not child.n_events and _on_gpu() and not done.wait(_GRACE_S):
+                    what = f"{child.name} (process {child.pid}) {_why_it_ended(child)}; resume from the last snapshot"
+                    _log.error(what)
+                    print(f"error: {what}", file=sys.stderr, flush=True)
                     os._exit(RankLost.exit_status)  # the kernel then kills our children
 
     thread = threading.Thread(target=watch, name="ranks", daemon=True)
