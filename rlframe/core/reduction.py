@@ -1,7 +1,7 @@
 """How the values of a metric become one number: by their mean, or by what its name ends in: _sum, _last, _min, _max."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 Reduction = Callable[[float, float], float]  # (so far, another value) -> so far
 
@@ -10,9 +10,22 @@ def _last(before: float, value: float) -> float:
     return value
 
 
+LARGEST = ("time/slowest_worker",)  # metrics of which that of several processes is the largest
 _REDUCTIONS: Mapping[str, Reduction] = {"sum": operator.add, "last": _last, "min": min, "max": max}
 
 
 def reduction_of(name: str) -> Reduction | None:
     """None for the mean."""
     return _REDUCTIONS.get(name.rpartition("_")[2]) if "_" in name else None
+
+
+def over_samplers(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The counters of several samplers as one's: sums, means of fractions, and the largest of LARGEST."""
+    found: dict[str, list[float]] = {}
+    for own in counters:
+        for name, value in own.items():
+            found.setdefault(name, []).append(value)
+    return {
+        name: max(values) if name in LARGEST else sum(values) / (len(values) if "fraction" in name else 1)
+        for name, values in found.items()
+    }

@@ -91,15 +91,17 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = self._space(space)
 
     def _space(self, space: Box) -> Box:
-        low, high = (self._as(space.dtype, bound.astype(np.float32)) for bound in (space.low, space.high))
+        low, high = (_as(space.dtype, self._bound(bound)) for bound in (space.low, space.high))
         return Box(low, high, dtype=np.dtype(space.dtype).type)
 
-    def observation(self, observation: Any) -> np.ndarray:
-        return self._as(self.observation_space.dtype, np.asarray(observation))
+    def _bound(self, bound: np.ndarray) -> np.ndarray:
+        """Float32; infinite where any of what a pixel is averaged over is."""
+        infinite = np.isinf(bound)
+        converted = self._convert(np.where(infinite, 0, bound).astype(np.float32))
+        return np.where(self._convert(infinite.astype(np.float32)) > 0, np.copysign(np.inf, bound.flat[0]), converted)
 
-    def _as(self, dtype: Any, image: np.ndarray) -> np.ndarray:
-        converted = self._convert(image)
-        return np.rint(converted).astype(dtype) if np.dtype(dtype).kind in "ui" else converted.astype(dtype, copy=False)
+    def observation(self, observation: Any) -> np.ndarray:
+        return _as(self.observation_space.dtype, self._convert(np.asarray(observation)))
 
     def _convert(self, image: np.ndarray) -> np.ndarray:
         """Float32, or as it is if nothing changes."""
@@ -111,6 +113,10 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
             return self._rows @ image.astype(np.float32) @ self._columns.T
         planes = np.moveaxis(image, -1, 0).astype(np.float32)
         return np.moveaxis(self._rows @ planes @ self._columns.T, 0, -1)
+
+
+def _as(dtype: Any, image: np.ndarray) -> np.ndarray:
+    return np.rint(image).astype(dtype) if np.dtype(dtype).kind in "ui" else image.astype(dtype, copy=False)
 
 
 def _area_weights(n: int, m: int) -> np.ndarray:

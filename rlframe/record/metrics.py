@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlframe.core.errors import shortened
 from rlframe.core.ranks import set_within
-from rlframe.core.reduction import Reduction, reduction_of
+from rlframe.core.reduction import LARGEST, Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -135,7 +135,6 @@ _SUMMED = (
     *("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows", "replay/restarts"),
     *("memory/resident_mb", "system/cpus_used"),
 )
-_LARGEST = ("time/slowest_worker",)
 
 
 def of_learner(name: str, learner: str) -> str:
@@ -165,7 +164,7 @@ def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         plain = without_learner(name)
         if plain in _SUMMED:
             merged[name] = sum(found)
-        elif plain in _LARGEST:
+        elif plain in LARGEST:
             merged[name] = max(found)
         elif name.startswith("algo/"):
             merged[name] = sum(found) / len(found)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlframe.agents import Agent
+from rlframe.core.reduction import over_samplers
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.rollout.cpu_worker import parameters
@@ -143,15 +144,11 @@ class Collectors(SourceAhead):
         return {"n_samplers": len(self.samplers), **self.samplers[0].made_with()}
 
     def counters(self) -> dict[str, float]:
-        """Sums of the samplers' counters, means of fractions, and the env steps a second that came from each."""
-        found: dict[str, list[float]] = {}
-        for sampler in self.samplers:
-            for name, value in sampler.counters().items():
-                found.setdefault(name, []).append(value)
+        """Those of the samplers as one, and the env steps a second that came from each."""
         now = time.monotonic()
         rates, self._counted_at = self._env_steps / max(now - self._counted_at, 1e-9), now
         self._env_steps = 0 * self._env_steps
-        totals = {name: sum(x) / (len(x) if "fraction" in name else 1) for name, x in found.items()}
+        totals = over_samplers([sampler.counters() for sampler in self.samplers])
         return totals | {f"async/env_steps_per_second_{i}": float(rate) for i, rate in enumerate(rates)}
 
     def state_dict(self) -> dict[str, Any]:

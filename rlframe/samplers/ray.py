@@ -24,6 +24,7 @@ from rlframe.agents import Agent
 from rlframe.core.config import count, number, positive
 from rlframe.core.parts import ROOTS, part
 from rlframe.core.ranks import SamplerRank, current_ranks, first_env_of_rank, use_ranks
+from rlframe.core.reduction import over_samplers
 from rlframe.core.seeding import Role, generators, seed_int, spawned
 from rlframe.core.struct import as_numpy, write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
@@ -199,12 +200,8 @@ class _Batches:
         return finished
 
     def counters(self) -> dict[str, float]:
-        """Sums over actors."""
-        total: dict[str, float] = {"sampler/restarts": float(self._actors.restarts.n)}
-        for own in self._counters.values():
-            for name, value in own.items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+        """Those of the actors as one, and the restarts of actors."""
+        return over_samplers([*self._counters.values(), {"sampler/restarts": float(self._actors.restarts.n)}])
 
     def noise(self) -> list[Any]:
         """The states of all noise generators, in the order of environments."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlframe.core.reduction import over_samplers
 from rlframe.envs.base import InfoMeans, VectorInfoMeans
 from rlframe.record.metrics import Metrics, collect_in, log
 
@@ -68,3 +69,15 @@ def test_nan_is_kept() -> None:
     metrics = Metrics()
     metrics.add({"a/x_last": math.nan})
     assert math.isnan(metrics.flush()["a/x_last"])
+
+
+def test_counters_of_samplers_are_summed_fractions_averaged_and_the_slowest_worker_is_that_of_all() -> None:
+    counters = [
+        {"sampler/restarts": 1.0, "time/fraction_sampler_waiting": 0.2, "time/slowest_worker": 1.1},
+        {"sampler/restarts": 2.0, "time/fraction_sampler_waiting": 0.4, "time/slowest_worker": 1.4},
+    ]
+    assert over_samplers(counters) == {
+        "sampler/restarts": 3.0,
+        "time/fraction_sampler_waiting": pytest.approx(0.3),
+        "time/slowest_worker": 1.4,
+    }

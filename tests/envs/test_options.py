@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import SamplerRank, use_ranks
@@ -162,6 +163,15 @@ def test_a_white_image_that_is_resized_is_within_its_space() -> None:
     env._observe = lambda: np.full((100, 75, 3), 255, np.uint8)
     resized = ImageObservation(env, True, (64, 64))
     assert resized.observation_space.contains(resized.reset()[0])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, np.inf), (-np.inf, np.inf), (-np.inf, 1.0)])
+@pytest.mark.parametrize("grayscale", [False, True])
+def test_bounds_that_are_infinite_stay_so_in_another_size(low: float, high: float, grayscale: bool) -> None:
+    env: Any = wrapping.Pixels((4, 6, 3))
+    env.observation_space = spaces.Box(low, high, (4, 6, 3), np.float32)
+    space = ImageObservation(env, grayscale, (2, 3)).observation_space
+    assert space == spaces.Box(low, high, (2, 3) if grayscale else (2, 3, 3), np.float32)
 
 
 def test_resizing_averages_over_areas() -> None:

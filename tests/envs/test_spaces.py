@@ -9,6 +9,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import leaves, map_tree
+from rlframe.envs.observations import BoundsCheck
 from rlframe.envs.python import PythonEnvs
 from tests.envs.custom import SPACES, Scripted
 from tests.envs.rows import made, rows_for, walk
@@ -106,3 +107,12 @@ def test_a_delayed_reward_is_for_the_first_action() -> None:
             rewards.append(float(rows.reward[0]))
         assert rewards == [0.0, 0.0, expected]
         assert rows.terminated.all()
+
+
+def test_an_observation_at_a_float64_bound_is_within_it_as_it_is_rounded_to_float32() -> None:
+    check = BoundsCheck(spaces.Box(-np.pi, np.pi, (2,), np.float64))
+    at_bound = np.full((2, 1, 2), np.pi, np.float32)
+    check.check(at_bound)
+    assert check.n_outside == 0
+    check.check(np.nextafter(at_bound, np.float32(4.0)))
+    assert check.n_outside == 1
