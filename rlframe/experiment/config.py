@@ -96,7 +96,6 @@ class Experiment:
     callbacks: tuple[str, ...] = names(
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
     )
-
     record: str = option(
         "",
         "dataset to write all episodes to: an id such as name-{seed}-v0, or a path; {seed} and {run_ID} are replaced",
