@@ -24,7 +24,7 @@ _MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of mem
 _MAX_TABLE_BYTES = 1 << 26
 _MAX_COPY_BYTES = 1 << 30
 _MAX_YAML, _MAX_DEPTH = 1 << 17, 100  # characters, and lists or mappings within one another
-_MAX_LINE_BYTES, _MAX_ROWS = 1 << 20, 2_000_000
+_MAX_LINE_BYTES, _ROW_BYTES = 1 << 20, 32  # the latter of a row, at least, on average
 
 
 class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # in C, ten times as fast
@@ -225,15 +225,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def iter_csv(path: Path) -> Iterator[list[str]]:
+def iter_csv(path: Path, max_bytes: int = _MAX_TABLE_BYTES) -> Iterator[list[str]]:
     """The columns of a progress.csv, then the cells of each row; without incomplete, damaged and endless lines.
 
     A missing file is empty. Raises ConfigError if it is not a regular file, or too large.
+
+    Args:
+        max_bytes: of a file that may come from another person.
     """
     if not os.path.lexists(path):
         return
     n_columns = n_rows = 0
-    with open_regular_file(path, _MAX_TABLE_BYTES) as file:
+    with open_regular_file(path, max_bytes) as file:
         for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
             if not line.endswith(b"\n"):  # torn by a crash, or too long
                 while line and not line.endswith(b"\n"):
@@ -243,8 +246,8 @@ def iter_csv(path: Path) -> Iterator[list[str]]:
             n_columns = n_columns or len(cells)
             if cells and len(cells) == n_columns:
                 n_rows += 1
-                if n_rows > _MAX_ROWS:
-                    raise ConfigError(f"{path} has more than {_MAX_ROWS:,} rows, the limit")
+                if n_rows > max_bytes // _ROW_BYTES:
+                    raise ConfigError(f"{path} has more than {max_bytes // _ROW_BYTES:,} rows, the limit")
                 yield cells
 
 

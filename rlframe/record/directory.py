@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -199,17 +199,17 @@ def inode(directory: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader sees either the old or the new content."""
+def replace_file(path: Path, text: str | Iterable[str]) -> None:
+    """Replace a file by a text, or by its pieces, atomically: a reader sees either the old or the new content."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.unlink(missing_ok=True)  # never write through a link
         with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

@@ -29,6 +29,7 @@ from rlframe.record.directory import FILMS, film_path, replace_file
 from rlframe.record.metrics import step_of
 
 _MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
+_MAX_OWN = 1 << 34  # bytes of a table that a run writes: some 4e8 episodes
 
 
 class Logger(ABC):
@@ -76,7 +77,7 @@ class CsvLogger(Logger):
         self._columns: list[str] = []
         self._waiting: list[dict[str, str]] = []  # rows not yet written because of a disk error
         if os.path.lexists(path):
-            rows = iter_csv(path)
+            rows = _table(path)
             columns = next(rows, [])
             if columns and "env_steps" not in columns:
                 raise RecordError(
@@ -103,7 +104,7 @@ class CsvLogger(Logger):
         self._waiting += [{name: _cell(value) for name, value in row.items()} for row in rows]
         columns = list(dict.fromkeys([*self._columns, *(name for each in self._waiting for name in each)]))
         if columns != self._columns:
-            earlier = iter_csv(self._path)
+            earlier = _table(self._path)
             added = [""] * (len(columns) - len(next(earlier, [])))
             self._replace(columns, chain((row + added for row in earlier), _rows(columns, self._waiting)))
             self._reopen()
@@ -112,7 +113,7 @@ class CsvLogger(Logger):
         self._waiting.clear()
 
     def truncate_after(self, env_steps: int) -> None:
-        rows = iter_csv(self._path)
+        rows = _table(self._path)
         columns = next(rows, [])
         steps = ((_step(dict(zip(columns, row, strict=True))), row) for row in rows)
         kept = takewhile(lambda each: each[0] <= env_steps, (each for each in steps if math.isfinite(each[0])))
@@ -120,7 +121,7 @@ class CsvLogger(Logger):
         self._reopen()
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
-        replace_file(self._path, "".join(map(_line, chain([columns], rows))) if columns else "")
+        replace_file(self._path, map(_line, chain([columns] if columns else [], rows)))
         self._columns = columns
 
     def _reopen(self) -> None:
@@ -129,6 +130,11 @@ class CsvLogger(Logger):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _table(path: Path) -> Iterator[list[str]]:
+    """`iter_csv` of a file that this run writes, which is as long as its episodes are many."""
+    return iter_csv(path, _MAX_OWN)
 
 
 def _rows(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[list[str]]:
@@ -168,7 +174,7 @@ class JsonlLogger(Logger):
         table = iter_csv(self._table)
         columns = next(table, [])
         rows = ({name: _number(cell) for name, cell in zip(columns, row, strict=True) if cell} for row in table)
-        replace_file(self._path, "".join(self._bounded(map(_json_line, rows))))
+        replace_file(self._path, self._bounded(map(_json_line, rows)))
         self._file = open_to_append(self._path)
 
     def _bounded(self, lines: Iterable[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import launch
+from rlframe.core import files
 from rlframe.core.errors import ConfigError, RecordError
 from rlframe.experiment.trust import foreign
 from rlframe.record import logger_context, loggers
@@ -78,6 +79,21 @@ def test_trimming_drops_rows_after_the_step_and_unreadable_ones(tmp_path: Path) 
     logger.write({"env_steps": 25, "a": 2.5})
     logger.close()
     assert [row["env_steps"] for row in read_csv(file)[1]] == ["10", "20", "25"]
+
+
+def test_a_table_longer_than_one_from_another_person_may_be_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.iter_csv, "__defaults__", (100,))
+    file = tmp_path / "episodes.csv"
+    file.write_text("env_steps,a\n" + "10,1.0\n" * 50)
+    with pytest.raises(ConfigError, match="362 bytes, more than the limit of 100"):
+        next(files.iter_csv(file))
+    logger = CsvLogger(file)
+    logger.write({"env_steps": 20, "b": 2.0})
+    logger.truncate_after(20)
+    logger.close()
+    assert file.read_text() == "env_steps,a,b\n" + "10,1.0,\n" * 50 + "20,,2.0\n"
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
