@@ -18,6 +18,8 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import iter_csv, number_in, read_json
 
+CLOCKS = ("env_steps", "updates", "time/elapsed_s")
+ALIKE = ("threads", "compile", "stop", "runner.max_time_s")  # how numbers are rounded, and when a run stops early
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200
 # Keys that may differ between the seeds of one experiment: every sampler returns the same samples.
@@ -61,17 +63,41 @@ class LearningCurve:
 
 
 def read_run(directory: Path) -> RunData:
-    """Read a run's progress.csv and config; incomplete lines are skipped."""
+    """Read a run's progress.csv and config, with what a resume changed in it but its end; incomplete lines are skipped.
+
+    An evaluation that came late has the clocks of its env_steps.
+    """
     rows = iter_csv(directory / "progress.csv")
     names, numbers = next(rows, []), array("d")
     for row in rows:
         numbers.extend(map(number_in, row))
     table = np.frombuffer(numbers or b"").reshape(-1, max(1, len(names)))
     columns = dict(zip(map(printable, names), table.T, strict=False))
-    config = None
+    config: dict[str, Any] = {}
     with suppress(ConfigError):
-        config = read_json(directory / "params.json").get("config")
-    return RunData(directory, columns, config if isinstance(config, dict) else {})
+        own, *changes = configs_of(read_json(directory / "params.json"))
+        config = own | {k: v for changed in changes for k, v in changed.items() if k not in (*ALIKE, "runner.n_steps")}
+    return RunData(directory, _with_clocks(columns), config)
+
+
+def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The config in a params.json, and what each resume changed in it."""
+    resumed = params.get("resumed")
+    changes = [each.get("changed") for each in resumed if isinstance(each, dict)] if isinstance(resumed, list) else []
+    return [each if isinstance(each, dict) else {} for each in (params.get("config"), *changes)]
+
+
+def _with_clocks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns, with other clocks where a row has env_steps alone: between the rows that have both."""
+    steps = columns.get("env_steps", np.zeros(0))
+    for name in CLOCKS[1:]:
+        clock = columns.get(name, np.full(steps.shape, np.nan))
+        known, missing = np.isfinite(clock) & np.isfinite(steps), np.isnan(clock) & np.isfinite(steps)
+        if known.any() and missing.any():
+            order = np.argsort(steps[known], kind="stable")
+            filled = np.interp(steps, steps[known][order], clock[known][order])
+            columns = {**columns, name: np.where(missing, filled, clock)}
+    return columns
 
 
 def find_runs(directory: Path) -> list[Path]:

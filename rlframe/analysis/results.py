@@ -19,9 +19,12 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.curves import (
+    ALIKE,
+    CLOCKS,
     PlotError,
     RunData,
     SeedGroup,
+    configs_of,
     differences,
     find_experiments,
     find_runs,
@@ -29,12 +32,10 @@ from rlframe.analysis.curves import (
 )
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import clear_output, iter_csv, prepare_output, read_json
+from rlframe.core.files import iter_csv, prepare_output, read_json, write_output
 
-CLOCKS = ("env_steps", "updates", "time/elapsed_s")
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
 _OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run")
-_ALIKE = ("threads", "compile", "stop", "runner.max_time_s")  # how numbers are rounded, and when a run stops early
 _MOST_NAMED = 8  # keys in a message
 _FINISHED = ("completed", "stopped")  # `stopped`: by a callback, which is part of the config
 
@@ -62,6 +63,13 @@ class Results:
         """What counts the progress: updates of runs that step no environment, else env_steps."""
         offline = "updates" in self.columns and not any(self.column(seed, "env_steps").any() for seed in self.rows)
         return "updates" if offline else "env_steps"
+
+    def has(self, clock: str, metric: str) -> bool:
+        """Whether a clock is known where each seed was evaluated."""
+        if clock not in self.columns:
+            return False
+        pairs = [(self.column(seed, clock), self.column(seed, metric)) for seed in self.rows]
+        return all(np.isfinite(x[np.isfinite(y)]).all() for x, y in pairs)
 
     def curve(self, seed: int, metric: str, clock: str = "") -> tuple[np.ndarray, np.ndarray]:
         """Where a seed was evaluated, in order (those of another process may come late), and its values.
@@ -244,7 +252,7 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
 def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config of a run, with what a resume changed, and how it was measured; ConfigError if it has not ended."""
     params = read_json(path / "params.json")
-    config, resumed, ended = _mapping(params.get("config")), params.get("resumed"), "running"
+    (config, *changes), ended = configs_of(params), "running"
     with suppress(ConfigError):
         ended = str(read_json(path / "result.json").get("ended"))
     if ended not in _FINISHED and not partial:
@@ -253,9 +261,8 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
         )
     if not config:
         raise ConfigError(f"{path / 'params.json'} has no config")
-    resumes = list(map(_mapping, resumed)) if isinstance(resumed, list) else []
-    for session in resumes:
-        config |= _mapping(session.get("changed"))
+    for changed in changes:
+        config |= changed
     git, host = _mapping(params.get("git")), _mapping(params.get("host"))
     machine = {"cpu": host.get("cpu"), "cpu_count": host.get("cpu_count"), "os": str(host.get("os", "")).split("-")[0]}
     line = params.get("command_line")
@@ -270,7 +277,7 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
         "machine": {key: value for key, value in machine.items() if value},
         "chosen": _mapping(params.get("chosen")),
         "ended": ended,
-        "resumed": len(resumes),
+        "resumed": len(changes),
         "note": note,
     }
     return config, {key: value for key, value in fact.items() if value}
@@ -283,7 +290,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
     (first, one), *others = configs
     for path, other in others:
-        differing = {key: found for key, found in differences([one, other]).items() if key not in _ALIKE}
+        differing = {key: found for key, found in differences([one, other]).items() if key not in ALIKE}
         if differing:
             each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
             words = ", ".join(each[:_MOST_NAMED])
@@ -338,5 +345,4 @@ def _write(results: Results) -> None:
     entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in results.measured)
     facts = f'{{\n "config": {json.dumps(results.config)},\n "measured": [\n  {entries}\n ]\n}}\n'
     for path, content in ((results.path, text.getvalue()), (results.path.with_suffix(".json"), facts)):
-        clear_output(path)
-        path.write_text(content, encoding="utf-8")
+        write_output(path, content)

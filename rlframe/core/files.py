@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, BinaryIO
@@ -184,12 +184,28 @@ def clear_output(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def replace_file(path: Path, text: str | Iterable[str]) -> None:
+    """Replace a file by a text, or by its pieces, atomically: a reader sees either the old or the new content."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.unlink(missing_ok=True)  # never write through a link
+        with temporary.open("x", encoding="utf-8", newline="") as file:
+            file.writelines([text] if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def write_output(path: Path, text: str) -> None:
     """Write the file of a command's setting `out`, which `prepare_output` has checked. Raises ConfigError."""
     try:
-        clear_output(path)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        if _is_written_in_place(path):
+            path.write_text(text, encoding="utf-8", newline="")
+        else:
+            replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"out={path} cannot be written: {error.strerror}") from None
 

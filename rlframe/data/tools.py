@@ -14,10 +14,10 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import replace_file
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
 from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
-from rlframe.record.directory import replace_file
 
 _SHARE_BYTES = 1 << 25  # of episodes that are written together
 _KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *SCORE_KEYS)

@@ -16,11 +16,10 @@ from typing import Any, Self
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import check_folder, read_json
+from rlframe.core.files import check_folder, read_json, replace_file
 from rlframe.data.episodes import Episode, shifted
 from rlframe.data.reading import DATA, METADATA, locate
 from rlframe.data.spaces import space_json
-from rlframe.record.directory import replace_file
 
 MINARI_VERSION = "0.5.4"  # whose layout this is; newer versions of Minari read it
 _TOKEN = "rlframe_token"  # in the metadata: of the writer that may go on with a dataset

@@ -23,14 +23,13 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.files import read_json
+from rlframe.core.files import read_json, replace_file
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec
 from rlframe.experiment.build import make_learners, untrained_agent
 from rlframe.experiment.config import Experiment, share_of
 from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import learning_in
-from rlframe.record.directory import replace_file
 from rlframe.replay.make import small_size
 from rlframe.runners import Learner
 from rlframe.runners.learner import Learners

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError, describe
-from rlframe.core.files import open_regular_file, read_json
-from rlframe.record.directory import replace_file
+from rlframe.core.files import open_regular_file, read_json, replace_file
 from rlframe.record.loggers import Logger
 from rlframe.record.metrics import step_of
 

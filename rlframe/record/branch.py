@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import SnapshotError
-from rlframe.core.files import disk_error, read_json, sync
-from rlframe.record.directory import DirectoryLock, replace_file
+from rlframe.core.files import disk_error, read_json, replace_file, sync
+from rlframe.record.directory import DirectoryLock
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.record.snapshot import check_inside, link_target, read_meta, remove_leftovers, remove_snapshot, set_link
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import save_file
 
 from rlframe.core.errors import StateError
+from rlframe.core.files import replace_file
 from rlframe.core.memory import available_memory
-from rlframe.record.directory import replace_file
 
 CHUNK_BYTES = 2**22  # approximate chunk size: few files for a new array, little to rewrite after a small change
 

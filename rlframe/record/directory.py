@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import parse_json, read_json, read_regular_file, write_file
+from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file, write_file
 from rlframe.core.version import __version__
 
 LOCK_FILE, PARAMS, RESULT = "lock.json", "params.json", "result.json"
@@ -197,21 +197,6 @@ def inode(directory: Path) -> tuple[int, int]:
     except OSError:
         return (0, 0)
     return status.st_dev, status.st_ino
-
-
-def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Replace a file by a text, or by its pieces, atomically: a reader sees either the old or the new content."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.unlink(missing_ok=True)  # never write through a link
-        with temporary.open("x", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,18 @@ from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, RecordError, naming, qualified_name
-from rlframe.core.files import append, check_in_place, iter_csv, number_in, open_to_append, read_regular_file
+from rlframe.core.files import (
+    append,
+    check_in_place,
+    iter_csv,
+    number_in,
+    open_to_append,
+    read_regular_file,
+    replace_file,
+)
 from rlframe.core.objects import ObjectName, name_of
 from rlframe.core.parts import find_attribute
-from rlframe.record.directory import FILMS, film_path, replace_file
+from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
 _MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError, RecordError, SnapshotError, pluralize
-from rlframe.core.files import disk_error, parse_json, read_regular_file, sync, write_file
+from rlframe.core.files import disk_error, parse_json, read_regular_file, replace_file, sync, write_file
 from rlframe.core.version import __version__
-from rlframe.record.directory import replace_file
 from rlframe.record.metrics import step_of
 from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots

@@ -19,11 +19,10 @@ import numpy as np
 from rlframe.analysis.curves import read_run
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_json, read_json, read_regular_file
+from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file
 from rlframe.experiment.objects import long_key
 from rlframe.experiment.trust import foreign
 from rlframe.record.branch import branch, change_settings, changes_of
-from rlframe.record.directory import replace_file
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.study.pbt import Member, PbtPlan, first_members, next_members, schedules
 from rlframe.study.plan import PlannedRun

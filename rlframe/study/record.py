@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json
-from rlframe.record.directory import DirectoryLock, attempts, replace_file, session
+from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
+from rlframe.record.directory import DirectoryLock, attempts, session
 from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"

@@ -11,11 +11,11 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
+from rlframe.core.files import replace_file
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
-from rlframe.record.directory import replace_file
 from rlframe.study.objects import StudyObjects
 from rlframe.study.pbt import PbtPlan
 from rlframe.study.plan import (

@@ -1,6 +1,8 @@
 """Result files: what is added from run directories is kept, and what does not belong together is refused."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlframe import plot
+from rlframe.analysis.curves import find_experiments, read_run
 from rlframe.analysis.results import Results, add_runs, claim, read_results, read_seeds, short, spell_seeds
 from rlframe.core.errors import ConfigError
 from rlframe.results import main
@@ -98,11 +101,37 @@ def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: P
 
 
 def test_a_resumed_run_is_of_the_settings_it_was_resumed_with(tmp_path: Path) -> None:
-    run = run_dir(tmp_path / "first", 0, (1.0, 2.0))
+    run = run_dir(tmp_path / "run_0", 0, (1.0, 2.0))
     params = json.loads((run / "params.json").read_text()) | {"resumed": [{"changed": {"algo.clip": 0.3}}]}
     (run / "params.json").write_text(json.dumps(params))
     with pytest.raises(ConfigError, match=r"algo\.clip is 0\.3 and 0\.2"):
-        add_runs([run, run_dir(tmp_path / "second", 1, (1.0, 2.0))], tmp_path / "out.csv", (), "", False)
+        add_runs([run, run_dir(tmp_path / "run_1", 1, (1.0, 2.0))], tmp_path / "out.csv", (), "", False)
+    assert [found.label for found in find_experiments([tmp_path], [])] == ["algo.clip=0.3", "algo.clip=0.2"]
+
+
+def test_an_evaluation_that_came_late_has_the_clocks_of_its_env_steps(tmp_path: Path) -> None:
+    run = run_dir(tmp_path / "run_0", 0, (1.0, 2.0))
+    with (run / "progress.csv").open("a") as log:
+        log.write("1000,,,,3.0,\n500,,,,2.5,\n2000,20,2.52,,,\n")
+    columns, late = read_run(run).columns, slice(-3, -1)
+    assert columns["updates"][late].tolist() == [10.0, 5.0]
+    np.testing.assert_allclose(columns["time/elapsed_s"][late], [1.26, 0.63])
+
+
+def test_a_full_disk_leaves_the_result_file_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.csv"
+    add_runs([run_dir(tmp_path / "run_0", 0, (1.0, 2.0))], out, (), "", False)
+    before = out.read_bytes(), out.with_suffix(".json").read_bytes()
+    other, limits = run_dir(tmp_path / "run_1", 1, (3.0, 4.0)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[0]) + 3, limits[1]))
+        assert main(["add", str(other), f"out={out}"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (out.read_bytes(), out.with_suffix(".json").read_bytes()) == before
+    assert "out.csv cannot be written: File too large" in capsys.readouterr().err
 
 
 def test_another_file_of_the_name_of_the_facts_is_not_overwritten(tmp_path: Path) -> None:

@@ -82,10 +82,12 @@ def test_a_wrong_comparison_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_comparison_is_drawn(folder: Path) -> None:
+def test_a_comparison_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["compare", "a=t/a_one.csv", "b=t/b_one.csv", "out=x.png"]) == 0
+    (folder / "t/b_one.csv").write_text("seed,env_steps,eval/return_mean\n0,500,1\n0,1500,2\n")
+    assert main(["compare", "a=t/a_one.csv", "b=t/b_one.csv", "at=2k", "out=x.png"]) == 0
     assert (folder / "x.png").stat().st_size > 10_000
+    assert capsys.readouterr().err == "b: without a profile, as not all of its runs have a score at 2000\n"
 
 
 def test_numbers_have_three_digits_or_more() -> None:
