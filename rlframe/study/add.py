@@ -77,6 +77,8 @@ def _run(overview: StudyOverview, experiment: str, words: Mapping[str, str], giv
     added = Added(_folder(overview, experiment, setting, arguments), int(seed), arguments)
     if status := overview.statuses.get(added.name):
         raise ConfigError(f"{added.name} is in the study already, {status.state}; give another seed= or setting")
+    if (folder := overview.directory / added.name).exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and not a run of this study; move it away, or give another seed=")
     check_words(arguments)
     return added
 

@@ -6,10 +6,12 @@ of them when the study is continued.
 
 import json
 import re
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rlframe.core.errors import ConfigError, printable
@@ -30,6 +32,9 @@ class Added:
     setting: str  # directory within the study; empty for a trial
     run_ID: int
     arguments: Mapping[str, str]
+    token: str = field(
+        default_factory=partial(secrets.token_hex, 8), compare=False
+    )  # of its line
 
     @property
     def name(self) -> str:
@@ -63,24 +68,26 @@ def read_added(directory: Path) -> list[Added]:
 
 def _read_line(line: bytes) -> Added:
     content = parse_json(line)
-    setting, run_id, arguments = content["setting"], content["run_ID"], content["arguments"]
+    setting, run_id, arguments, token = (content[key] for key in ("setting", "run_ID", "arguments", "token"))
     if not isinstance(setting, str) or len(setting) > _MAX_NAME or not _SETTING.fullmatch(setting):
         raise ValueError("setting is not a folder of the study")
     if type(run_id) is not int or not 0 <= run_id < _MAX_ID:
         raise ValueError("run_ID is not a whole number")
     if not isinstance(arguments, dict) or not all(isinstance(text, str) for text in arguments.values()):
         raise ValueError("arguments are not words")
-    return Added(setting, run_id, arguments)
+    if not isinstance(token, str):
+        raise ValueError("token is not a text")
+    return Added(setting, run_id, arguments, token)
 
 
 class AddedFile:
     """Reads the lines that are new since the last time."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._stat, self._n = directory, (0, 0), 0
+        self._directory, self._stat, self._seen = directory, (0, 0), set[str]()
 
-    def new(self) -> list[tuple[int, Added]]:
-        """The new lines with their indices; none, and a warning once, while the file is damaged."""
+    def new(self) -> list[Added]:
+        """The new lines; none, and a warning once, while the file is damaged."""
         stat = size_and_time(self._directory / ADDED_FILE)
         if stat == self._stat:
             return []
@@ -90,8 +97,9 @@ class AddedFile:
         except ConfigError as error:
             warn(str(error))
             return []
-        start, self._n = self._n, max(self._n, len(lines))
-        return list(enumerate(lines))[start:]
+        found = [added for added in lines if added.token not in self._seen]
+        self._seen.update(added.token for added in found)
+        return found
 
 
 def warn(text: str) -> None:
@@ -111,7 +119,7 @@ class AddedRuns(MoreRuns):
 
     def more(self) -> list[PlannedRun]:
         found = []
-        for _, added in self._file.new():
+        for added in self._file.new():
             try:
                 run = self._make_run(added)
             except ConfigError as error:

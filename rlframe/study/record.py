@@ -164,7 +164,9 @@ class StudyRecord:
         entry = self._entries.get(run.name)
         if entry is None:
             if run.directory.exists() and any(run.directory.iterdir()):
-                raise ConfigError(f"{run.directory} is not empty and not a run of this study; use another log_dir")
+                raise ConfigError(
+                    f"{run.directory} is not empty and not a run of this study; move it away, or use another log_dir"
+                )
             return Status()
         if entry["arguments"] != run.arguments:
             arguments = " ".join(f"{key}={value}" for key, value in entry["arguments"].items())

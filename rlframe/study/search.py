@@ -273,14 +273,14 @@ class Search(MoreRuns):
         if not (lines := self._added.new()):
             return
         known = {each.user_attrs.get("added") for each in self._study.get_trials(deepcopy=False)}
-        for index, added in lines:
+        for added in lines:
             try:
                 values = self.plan.values(added.arguments)
             except ConfigError as error:
                 warn(str(error))
                 continue
-            if index not in known:
-                self._study.enqueue_trial(values, user_attrs={"added": index})
+            if added.token not in known:
+                self._study.enqueue_trial(values, user_attrs={"added": added.token})
         waiting = [self._optuna.trial.TrialState.WAITING]
         self._queued = len(self._study.get_trials(deepcopy=False, states=waiting))
 

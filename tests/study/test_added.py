@@ -13,7 +13,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.study.__main__ import main
-from rlframe.study.added import ADDED_FILE, Added, AddedRuns, append_added, read_added
+from rlframe.study.added import ADDED_FILE, Added, AddedFile, AddedRuns, append_added, read_added
 from rlframe.study.plan import CommandTemplate, PlannedRun, make_runs, make_slots
 from rlframe.study.queue import Queue, QueueOptions
 from rlframe.study.record import DONE, Status, StudyRecord
@@ -116,12 +116,45 @@ def test_the_queue_that_runs_takes_a_run_which_is_added_meanwhile_once(tmp_path:
     assert [run.name for run in queue.runs] == ["run_0", "late/run_3"]
 
 
+def test_a_line_after_one_that_was_taken_back_is_new(tmp_path: Path) -> None:
+    added = AddedFile(tmp_path)
+    append_added(tmp_path, Added("first", 0, {}))
+    assert [each.name for each in added.new()] == ["first/run_0"]
+    (tmp_path / ADDED_FILE).unlink()
+    append_added(tmp_path, Added("second", 0, {}))
+    assert [each.name for each in added.new()] == ["second/run_0"]
+    assert added.new() == []
+
+
+def test_a_run_whose_folder_holds_another_is_not_added_and_the_queue_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_in(tmp_path / "study")
+    (tmp_path / "study/learning_rate=1e-3/run_7/old").mkdir(parents=True)
+    assert main([str(tmp_path / "study"), "add", "algo.learning_rate=1e-3", "seed=7"]) == 2
+    assert "run_7 is not empty and not a run of this study; move it away" in capsys.readouterr().err
+
+    template = CommandTemplate((sys.executable, "-S", HERE), False)
+    make = partial(template.make_run, tmp_path / "queue", "")
+    runs, (late,) = (list(make_runs(make, {"do": "brief"}, [{"seed": seed}])) for seed in "03")
+    (late.directory / "old").mkdir(parents=True)
+    source = AddedRuns(tmp_path / "queue", lambda added: late, runs)
+    record = StudyRecord(tmp_path / "queue", runs, {})
+    append_added(tmp_path / "queue", Added("", 3, {}))
+    queue = Queue(runs, make_slots("none", read_topology(), 1), record, PlainStatusTable(), QueueOptions(), source)
+    assert queue.run() == 0
+    record.close()
+    assert {name: status.state for name, status in record.statuses.items()} == {"run_0": DONE}
+    assert "run_3 cannot be added" in capsys.readouterr().out
+
+
 BAD_LINES: dict[str, Any] = {
-    "folder outside": {"setting": "../x", "run_ID": 0, "arguments": {}},
-    "absolute folder": {"setting": "/tmp/x", "run_ID": 0, "arguments": {}},
-    "hidden folder": {"setting": ".x", "run_ID": 0, "arguments": {}},
-    "no number": {"setting": "x", "run_ID": "../1", "arguments": {}},
-    "no words": {"setting": "x", "run_ID": 0, "arguments": {"a": 1}},
+    "folder outside": {"setting": "../x", "run_ID": 0, "arguments": {}, "token": "a"},
+    "absolute folder": {"setting": "/tmp/x", "run_ID": 0, "arguments": {}, "token": "a"},
+    "hidden folder": {"setting": ".x", "run_ID": 0, "arguments": {}, "token": "a"},
+    "no number": {"setting": "x", "run_ID": "../1", "arguments": {}, "token": "a"},
+    "no words": {"setting": "x", "run_ID": 0, "arguments": {"a": 1}, "token": "a"},
+    "no token": {"setting": "x", "run_ID": 0, "arguments": {}, "token": 3},
     "list": [],
     "missing": {"setting": "x"},
 }
