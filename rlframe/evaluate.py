@@ -237,7 +237,7 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     print(
         printable(
             f"{trained.experiment.title()}: {_reason(path, chosen, o.snapshot)}: {trained.snapshot}, "
-            f"trained for {trained.env_steps:,} env_steps{score}"
+            f"trained for {trained.training}{score}"
         )
     )
     return EvaluatedRun(name, trained, _logged_return(trained) if o.replay else math.nan)
@@ -247,7 +247,7 @@ def _logged_return(trained: Trained) -> float:
     """The mean return that the run logged when it wrote the snapshot. Raises ConfigError if it has none."""
     if function := trained.experiment.eval.function:
         raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.function={function}")
-    return report.logged_return(params_of(trained.snapshot).with_name(_LOG), trained.env_steps)
+    return report.logged_return(params_of(trained.snapshot).with_name(_LOG), trained.step)
 
 
 def _reason(path: Path, chosen: Path, name: str) -> str:
@@ -264,7 +264,7 @@ def _reason(path: Path, chosen: Path, name: str) -> str:
 def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report.Evaluation:
     """Play a run's episodes and print them."""
     trained, replay = run.trained, options.replay
-    seed, number = (trained.experiment.seed, trained.env_steps) if replay else (options.seed, 0)
+    seed, number = (trained.experiment.seed, trained.step) if replay else (options.seed, 0)
     config, watched = trained.experiment.eval, options.render or options.video
     precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
     with (
@@ -293,7 +293,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
     if replay:
         mean = found.summary()[report.RETURN_MEAN]
         same = "the same as" if mean == run.logged else "but"
-        print(f"replay: return_mean {mean!r}, {same} {run.logged!r} in {_LOG} at env_steps {number}")
+        print(f"replay: return_mean {mean!r}, {same} {run.logged!r} in {_LOG} at {trained.training}")
     return found
 
 
@@ -311,7 +311,7 @@ def _play_recorded(
     experiment = trained.experiment
     how = "with exploration" if explore else "greedy"
     facts = facts_of(to_flat(experiment), part_name(experiment.algo, ROOTS["algo"]), experiment.seed)
-    facts["description"] += f", {how}, at env_steps {trained.env_steps}"
+    facts["description"] += f", {how}, at {trained.training}"
     spaces = trained.observation_space, trained.action_space
     new = NewDataset(options.dataset, *spaces, env_spec_json(trained.env), facts)
     with closing(EvaluationRecorder(new, explore, lambda rows: evaluator.agent.behaviour()(rows))) as recorder:

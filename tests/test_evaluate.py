@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from rlframe import launch
+from rlframe.core.errors import ConfigError
 from rlframe.deploy.load import load_trained
 from rlframe.envs import EnvConfig
 from rlframe.evaluate import main
 from rlframe.evaluation.film import FilmConfig, film, frames
+from rlframe.evaluation.report import logged_return
 
 SMALL = ["sampler=serial", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2", "algo.epochs=2"]
 SMALL += ["runner.n_steps=256", "runner.log_interval_steps=128", "eval.n_episodes=2", "eval.n_envs=2"]
@@ -80,8 +82,16 @@ def test_the_evaluation_at_a_snapshot_is_replayed_exactly(words, explore, tmp_pa
     for snapshot in ("snapshot/last", "snapshot/step_000000000000"):
         assert main([str(tmp_path / "run_0" / snapshot), "replay=true", f"out={tmp_path / 'out.json'}"]) == 0
         told = capsys.readouterr().out.splitlines()[-1]
-        assert re.fullmatch(r"replay: return_mean (\S+), the same as \1 in progress.csv at env_steps \d+", told)
+        assert re.fullmatch(r"replay: return_mean (\S+), the same as \1 in progress.csv at \d+ env_steps", told)
     assert json.loads((tmp_path / "out.json").read_text())["n_episodes"] == 2
+
+
+def test_the_logged_return_of_a_run_from_data_is_that_of_its_updates(tmp_path):
+    log = tmp_path / "progress.csv"
+    log.write_text("env_steps,updates,eval/return_mean\n0,1000,300.0\n0,1500,\n0,2000,50.0\n")
+    assert [logged_return(log, step) for step in (1000, 2000)] == [300.0, 50.0]
+    with pytest.raises(ConfigError, match=r"did not evaluate at step 1500 of its snapshot; it did at 1000, 2000"):
+        logged_return(log, 1500)
 
 
 def test_what_cannot_be_replayed_is_refused(run, tmp_path, capsys):
@@ -91,7 +101,7 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path, capsys):
     rows = (tmp_path / "run_0/progress.csv").read_text().splitlines()
     (tmp_path / "run_0/progress.csv").write_text("\n".join(rows[:-1]) + "\n")
     assert main([str(tmp_path / "run_0"), "replay=true"]) == 2
-    assert "the run did not evaluate at env_steps" in capsys.readouterr().err
+    assert "the run did not evaluate at step" in capsys.readouterr().err
 
 
 def test_a_film_of_an_episode_that_never_ends_is_cut(run, tmp_path, caplog):

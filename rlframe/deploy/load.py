@@ -44,7 +44,18 @@ class Trained:
     action_space: Space
     snapshot: Path
     env_steps: int
+    updates: int
     score: float  # of the snapshot, by which the best is chosen; nan: not recorded
+
+    @property
+    def step(self) -> int:
+        """Where the snapshot stands: its env_steps, or its updates where no environment was stepped."""
+        return self.env_steps or self.updates
+
+    @property
+    def training(self) -> str:
+        """How long it was trained: 100,000 env_steps."""
+        return f"{self.step:,} {'env_steps' if self.env_steps or not self.updates else 'updates'}"
 
 
 def load_trained(
@@ -72,7 +83,8 @@ def load_trained(
         both_spaces = envs.observation_space, envs.action_space
     agent = _agent_with(experiment, weights, *both_spaces, str(snapshot)).to(choose_device(device))
     score = meta["score"] if isinstance(meta.get("score"), int | float) else math.nan
-    return Trained(agent, experiment, env, *both_spaces, snapshot, int(meta["env_steps"]), score)
+    env_steps, updates = int(meta["env_steps"]), int(meta.get("updates", 0))
+    return Trained(agent, experiment, env, *both_spaces, snapshot, env_steps, updates, score)
 
 
 def _weights(path: Path, policies: Sequence[str]) -> tuple[Path, Any, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError, aligned, printable
-from rlframe.core.files import iter_csv, write_output
+from rlframe.core.files import iter_csv, number_in, write_output
 from rlframe.core.types import Trajectory
 from rlframe.record.directory import finite
+from rlframe.record.metrics import step_of
 
 RETURN_MEAN = "eval/return_mean"  # what training compares agents by
 _HEADER = ("run", "env_steps", "episodes", "return", "min", "max", "length")
@@ -147,17 +149,18 @@ def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
     write_output(out, text.getvalue())
 
 
-def logged_return(log: Path, env_steps: int) -> float:
-    """The mean return of the evaluation that a run logged in its progress.csv at `env_steps`.
+def logged_return(log: Path, step: int) -> float:
+    """The mean return of the evaluation that a run logged in its progress.csv at a step (see `step_of`).
 
     Raises:
         ConfigError: it made none then.
     """
     rows = iter_csv(log)
     columns = next(rows, [])
-    at = [columns.index(name) for name in ("env_steps", RETURN_MEAN) if name in columns]
-    logged = {row[at[0]]: row[at[1]] for row in rows if len(at) == 2 and row[at[1]]}
-    if found := logged.get(str(env_steps)):
-        return float(found)
-    others = f"it did at env_steps {', '.join(list(logged)[-5:])}" if logged else "it never did"
-    raise ConfigError(f"{log}: the run did not evaluate at env_steps {env_steps} of its snapshot; {others}")
+    numbers = [dict(zip(columns, map(number_in, row), strict=True)) for row in rows]
+    found = [row for row in numbers if math.isfinite(row.get("env_steps", math.nan) + row.get(RETURN_MEAN, math.nan))]
+    logged = {step_of(row): row[RETURN_MEAN] for row in found}
+    if step in logged:
+        return logged[step]
+    others = f"it did at {', '.join(map(str, [*logged][-5:]))}" if logged else "it never did"
+    raise ConfigError(f"{log}: the run did not evaluate at step {step} of its snapshot; {others}")

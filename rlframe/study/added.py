@@ -32,9 +32,7 @@ class Added:
     setting: str  # directory within the study; empty for a trial
     run_ID: int
     arguments: Mapping[str, str]
-    token: str = field(
-        default_factory=partial(secrets.token_hex, 8), compare=False
-    )  # of its line
+    token: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)  # of its line
 
     @property
     def name(self) -> str:

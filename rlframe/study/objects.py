@@ -16,7 +16,9 @@ from pathlib import Path
 import cloudpickle
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import replace_file
 from rlframe.core.objects import ObjectName, name_elsewhere, pickled
+from rlframe.study.record import FILE, size_and_time
 
 _TEXT = '''"""Objects that the call of run_study was given, pickled by value; written anew by each such call."""
 
@@ -66,14 +68,19 @@ class StudyObjects:
         values = {name: pickled(given.value, given.key, given) for name, given in self._given.items()}
         path = self._file
         sys.modules.pop(path.stem, None)  # of an earlier call
+        record, begun = self.directory / FILE, size_and_time(self.directory / FILE)
         before = {each: each.read_bytes() if each.exists() else None for each in (path.with_suffix(".pkl"), path)}
         is_new = not self.directory.exists()
         self.directory.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".pkl").write_bytes(cloudpickle.dumps(values))
-        path.write_text(_TEXT, encoding="utf-8")
+        new = path.with_suffix(".pkl.new")
+        new.write_bytes(cloudpickle.dumps(values))
+        new.replace(path.with_suffix(".pkl"))
+        replace_file(path, _TEXT)
         try:
             yield
         except ConfigError:
+            if size_and_time(record) != begun:  # runs name them
+                raise
             for each, content in before.items():
                 if content is None:
                     each.unlink()

@@ -66,10 +66,12 @@ class StudyOverview:
 
     @property
     def metric(self) -> str:
-        """What scores the runs: that of the search, or eval/return_mean, or episode/return_mean without evaluation."""
+        """What scores the runs: that of the search, or the mean return of all finished runs (see RETURNS)."""
         if self.search is not None:
             return self.search.metric
-        logs = [log for log in self._logs if log.columns]
+        states = [self.statuses[run.name].state for run in self.planned]
+        logs = [log for log, state in zip(self._logs, states, strict=True) if state == DONE]
+        logs = logs or [log for log in self._logs if log.columns]
         in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
         return next(in_all, RETURNS[-1])
 

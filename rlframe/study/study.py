@@ -30,7 +30,7 @@ from rlframe.study.plan import (
 )
 from rlframe.study.population import Population
 from rlframe.study.queue import NO_MORE, MoreRuns, Queue, QueueOptions
-from rlframe.study.record import DONE, FAILED, StudyRecord
+from rlframe.study.record import DONE, FAILED, INTERRUPTED, StudyRecord
 from rlframe.study.search import MakeRuns, Search, SearchPlan
 from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
 from rlframe.system.affinity import read_topology
@@ -59,7 +59,7 @@ class Study:
 
 
 def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
-    """Run all runs that are not done, and those of a search; returns the exit status: 0, or 1 if a run failed.
+    """Run all runs that are not done, and those of a search; returns the exit status: 0, or 1 if one is not done.
 
     Raises:
         ConfigError: the directory belongs to another study, or another queue has its lock.
@@ -94,7 +94,7 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         here, directory = Path.cwd(), study.directory
         shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
         print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
-        return int(any(status.state == FAILED for status in record.statuses.values()))
+        return int(any(status.state in (FAILED, INTERRUPTED) for status in record.statuses.values()))
 
 
 def _run_intervals(

@@ -75,7 +75,8 @@ class Row:
         """State, return, env_steps and time in one line."""
         return_ = "" if math.isnan(self.progress.return_) else f", return {format_number(self.progress.return_)}"
         steps = "" if math.isnan(self.progress.env_steps) else f" at env_steps {self.progress.env_steps:,.0f}"
-        return f"{self.name} {self.state}{return_}{steps}, {format_duration(self.seconds)}"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.name} {self.state}{return_}{steps}, {format_duration(self.seconds)}{reason}"
 
 
 def _short(n: float) -> str:
@@ -107,11 +108,11 @@ def _left_s(rows: Sequence[Row], n_slots: int) -> float:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """The rows as text, with the reason below each failed run."""
+    """The rows as text, with the reason below each run that failed or was interrupted."""
     lines = [HEADER, *(row.cells() for row in rows)]
     texts = aligned(lines, "<" * len(HEADER))
     for index, row in enumerate(rows):
-        if row.state == FAILED:
+        if row.state in (FAILED, INTERRUPTED) and row.reason:
             texts[index + 1] += f"\n  {row.reason}"
     return "\n".join(texts)
 

@@ -13,8 +13,12 @@ import pytest
 import torch
 
 from rlframe.algos import ppo
+from rlframe.core.errors import ConfigError
+from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
 from rlframe.study import run_study
+from rlframe.study.objects import StudyObjects
+from rlframe.study.record import FILE
 from tests.experiment import forms
 from tests.experiment.forms import FastPPO, Slower, Walk
 
@@ -75,6 +79,24 @@ def test_a_class_of_a_notebook_is_kept_once(tmp_path: Path, script: ModuleType) 
     assert words["env"].endswith(".py:Own")
     assert words["callbacks"].endswith(".py:Slower")
     assert find_attribute(words["env"], "env").__mro__[1] is Walk
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_error_before_a_study_begins_leaves_no_objects_and_one_after_it_keeps_them(
+    begun: bool, tmp_path: Path
+) -> None:
+    objects = StudyObjects(tmp_path / "study")
+    objects.name(ObjectName("walk()", lambda: Walk(), "env"), PRINTS)
+
+    def fail() -> None:
+        if begun:
+            (tmp_path / "study" / FILE).write_text("{}")
+        raise ConfigError("late")
+
+    with pytest.raises(ConfigError, match="late"), objects.kept():
+        fail()
+    assert (tmp_path / "study").exists() == begun
+    assert len([*tmp_path.glob("study/objects_*")]) == 2 * begun
 
 
 def test_another_study_keeps_its_objects(tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def test_the_rows_of_a_study_have_its_values_states_and_scores(tmp_path: Path) -
     assert rows[0]["setting"] == "learning_rate=1e-3"
 
 
+def test_the_score_of_finished_runs_is_that_of_evaluations_whatever_others_have_logged(tmp_path: Path) -> None:
+    runs = study_in(tmp_path)
+    for run in runs[:2]:
+        write_log(run, [1.0, 400.0])
+    write_log(runs[2], [20.0], "episode/return_mean")
+    set_states(tmp_path, "done", "done", "failed", "waiting")
+    scores = [row["score"] for row in read_study(tmp_path).runs]
+    assert scores[:2] == [400.0, 400.0]
+    assert all(map(math.isnan, scores[2:]))
+
+
 def test_the_curves_of_a_study_are_the_rows_of_all_logs(tmp_path: Path) -> None:
     runs = study_in(tmp_path)
     write_log(runs[0], [1.0, 2.0])

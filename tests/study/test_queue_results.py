@@ -20,7 +20,8 @@ SHORT += "runner.log_interval_steps=100 eval.n_episodes=2 eval.n_envs=2 affinity
     ],
 )
 def test_a_run_that_ended_early_is_done_unless_its_time_was_over(word: str, state: str, tmp_path: Path) -> None:
-    launch.main([*SHORT.split(), word, f"log_dir={tmp_path}"])
+    status = launch.main([*SHORT.split(), word, f"log_dir={tmp_path}"])
+    assert status == (0 if state == "done" else 1)
     (entry,) = json.loads((tmp_path / "experiment.json").read_text())["runs"]
     assert entry["state"] == state
     assert (tmp_path / "summary.csv").is_file() == (state == "done")

@@ -79,7 +79,10 @@ def test_counts_of_steps_are_short_and_rounded_down(n_steps: float, shown: str) 
 
 def test_the_table_has_a_line_per_run_and_the_reason_of_a_failure() -> None:
     text = format_table(
-        [row("lr=1/run_0", "done", HALF, 61.0), row("lr=2/run_0", "failed", reason="exit status 1: no")]
+        [
+            row("lr=1/run_0", "done", HALF, 61.0),
+            row("lr=2/run_0", "failed", reason="exit status 1: no"),
+        ]
     )
     assert text.splitlines() == [
         "run         state   slot  env_steps   return  steps/s  time   left",
@@ -87,6 +90,7 @@ def test_the_table_has_a_line_per_run_and_the_reason_of_a_failure() -> None:
         "lr=2/run_0  failed  0",
         "  exit status 1: no",
     ]
+    assert format_table([row("run_0", "interrupted", reason="its time is over")]).endswith("  its time is over")
 
 
 def test_without_a_terminal_the_table_is_printed_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
