@@ -1,6 +1,7 @@
 """Fill in what the docs take from the code: tables of keys and metrics, the examples, and CONTRIBUTING.md.
 
-A page names it in a comment on a line of its own, such as `<!-- keys: ppo -->`. mkdocs calls `on_page_markdown` for
+A page names it in a comment on a line of its own, such as `<!-- keys: ppo -->`. A line `[In the repository](FILE)`
+below it, for those who read the page there, is left out. mkdocs calls `on_page_markdown` for
 every page (mkdocs.yml lists this file under `hooks`).
 """
 
@@ -38,8 +39,8 @@ PARTS = (
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace every `<!-- name: argument -->` line whose name is in FILLERS."""
-    return re.sub(r"^<!-- (\w+):? ?(.*?) -->$", _filled, markdown, flags=re.MULTILINE)
+    """Replace every `<!-- name: argument -->` line whose name is in FILLERS, and the line for the repository below it."""
+    return re.sub(r"^<!-- (\w+):? ?(.*?) -->$(?:\n\n\[In the repository\]\(.*\)$)?", _filled, markdown, flags=re.MULTILINE)
 
 
 def _filled(match: re.Match[str]) -> str:
