@@ -88,9 +88,9 @@ def test_the_evaluation_at_a_snapshot_is_replayed_exactly(words, explore, tmp_pa
 
 def test_the_logged_return_of_a_run_from_data_is_that_of_its_updates(tmp_path):
     log = tmp_path / "progress.csv"
-    log.write_text("env_steps,updates,eval/return_mean\n0,1000,300.0\n0,1500,\n0,2000,50.0\n")
-    assert [logged_return(log, step) for step in (1000, 2000)] == [300.0, 50.0]
-    with pytest.raises(ConfigError, match=r"did not evaluate at step 1500 of its snapshot; it did at 1000, 2000"):
+    log.write_text("env_steps,updates,eval/return_mean\n0,,5.0\n0,1000,300.0\n0,1500,\n0,2000,50.0\n")
+    assert [logged_return(log, step) for step in (0, 1000, 2000)] == [5.0, 300.0, 50.0]
+    with pytest.raises(ConfigError, match=r"did not evaluate at step 1500 of its snapshot; it did at 0, 1000, 2000"):
         logged_return(log, 1500)
 
 

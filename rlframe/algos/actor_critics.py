@@ -27,11 +27,10 @@ from rlframe.replay import Replay, Transitions
 class ActorCriticConfig(OffPolicyConfig):
     """The keys of critics that DDPG, TD3 and SAC share; defaults are theirs."""
 
-    idle = (
-        OffPolicyConfig.idle
+    IDLE = (
+        OffPolicyConfig.IDLE
         | idle_while("drop_atoms", target_from="least")
         | idle_while("return_limit", normalize_return=False)
-        | idle_while("tau", "target_interval", "target_interval_steps", target_critics=False)
     )
 
     max_grad_norm: Scheduled = scheduled(

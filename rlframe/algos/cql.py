@@ -47,7 +47,7 @@ class Config(sac.Config):
 
     for_vectors = Defaults(ModelConfig(hidden=(256, 256, 256), activation="relu"), BatchSpec(T=1, B=1))
 
-    idle = sac.Config.idle | idle_while("target_gap", learn_conservative_weight=False)
+    IDLE = sac.Config.IDLE | idle_while("target_gap", learn_conservative_weight=False)
 
     learning_rate: Scheduled = scheduled(1e-4, "of the actor and the temperature")
     conservative_weight: Scheduled = scheduled(5.0, "alpha: weight of the gap; at first, if it is learned", above=True)

@@ -57,8 +57,8 @@ class Config(ActorCriticConfig):
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
-    idle = (
-        ActorCriticConfig.idle
+    IDLE = (
+        ActorCriticConfig.IDLE
         | idle_while("target_noise_clip", target_noise=0)
         | idle_while("alpha", "beta", prioritized=False)
     )

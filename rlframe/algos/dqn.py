@@ -58,8 +58,8 @@ from rlframe.replay import Replay, Transitions
 class Config(OffPolicyConfig):
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
-    idle = (
-        OffPolicyConfig.idle
+    IDLE = (
+        OffPolicyConfig.IDLE
         | idle_while("v_min", "v_max", value=("expected", "quantile", "implicit"))
         | idle_while("n_cosines", value=("expected", "categorical", "quantile"))
         | idle_while("alpha", "beta", prioritized=False)

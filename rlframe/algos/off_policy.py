@@ -45,7 +45,7 @@ class OffPolicyConfig:
     """The keys that DQN, DDPG, TD3 and SAC share."""
 
     learns_from = "replay"
-    idle = idle_while("n_atoms", value="expected") | idle_while("v_min", "v_max", value=("expected", "quantile"))
+    IDLE = idle_while("n_atoms", value="expected") | idle_while("v_min", "v_max", value=("expected", "quantile"))
 
     replay: ReplayConfig | str = replay()
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)

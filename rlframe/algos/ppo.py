@@ -60,7 +60,7 @@ class Config(OnPolicyConfig):
     The paper's table 5 has three epochs, a value loss of four times this weight and a clip that goes to 0.
     """
 
-    idle = idle_while("kl_coef_target", kl_coef=0)
+    IDLE = idle_while("kl_coef_target", kl_coef=0)
     for_vectors = Defaults(
         batch=BatchSpec(T=128, B=16),
         own={"learning_rate": 5e-4, "clip": 0.2, "epochs": 10, "minibatches": 16, "entropy_coef": 0.0},

@@ -52,7 +52,7 @@ class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
 
     learns_from = "replay"
-    idle = idle_while("alpha", "beta", prioritized=False)
+    IDLE = idle_while("alpha", "beta", prioritized=False)
     for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(64,), activation="relu", memory="lstm"),

@@ -54,7 +54,7 @@ from rlframe.replay import Replay, Transitions
 class Config(ActorCriticConfig):
     """Defaults are those of the second paper (appendix D)."""
 
-    idle = ActorCriticConfig.idle | idle_while("target_entropy", "target_entropy_fraction", learn_temperature=False)
+    IDLE = ActorCriticConfig.IDLE | idle_while("target_entropy", "target_entropy_fraction", learn_temperature=False)
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
         for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000}

@@ -34,7 +34,7 @@ def _draw_profiles(axis: Any, comparison: Comparison, step: float) -> None:
     scores = {name: comparison.scores(name, step) for name in comparison.files}
     every = {name: np.concatenate(tasks) for name, tasks in scores.items()}
     there = [name for name in scores if np.isfinite(every[name]).all()]
-    for name in scores.keys() - there:
+    for name in (each for each in scores if each not in there):
         print(printable(f"{name}: without a profile, as not all of its runs have a score at {step:g}"), file=sys.stderr)
     all_scores = np.concatenate([np.zeros(1), *(every[name] for name in there)])
     thresholds = np.linspace(all_scores.min(), all_scores.max(), 101)

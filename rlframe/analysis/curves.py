@@ -88,9 +88,12 @@ def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_clocks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The columns, with other clocks where a row has env_steps alone: between the rows that have both."""
-    steps = columns.get("env_steps", np.zeros(0))
-    for name in CLOCKS[1:]:
+    """The columns, with other clocks where a row has env_steps alone, or updates of a run from data: on the line
+    between the rows that have both."""
+    played = (columns.get("env_steps", np.zeros(0)) > 0).any()
+    first, *others = CLOCKS if played else CLOCKS[1:]
+    steps = columns.get(first, np.zeros(0))
+    for name in others:
         clock = columns.get(name, np.full(steps.shape, np.nan))
         known, missing = np.isfinite(clock) & np.isfinite(steps), np.isnan(clock) & np.isfinite(steps)
         if known.any() and missing.any():

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -111,9 +112,12 @@ def _end_process(status: int, threads: str) -> None:
 
 
 def _with_home(word: str) -> str:
-    """The word with the home directory for ~/ at the start of its value, which most shells leave as it is."""
+    """The word with the home directory for ~/ at the start of its value or of an entry of a list.
+
+    Most shells leave it as it is there.
+    """
     key, equals, value = word.partition("=")
-    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
+    return key + equals + re.sub(r"(?:(?<=[\[,])|^)~(?=/)", lambda _: os.path.expanduser("~"), value)
 
 
 def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: str = "") -> int:

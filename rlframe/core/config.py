@@ -186,7 +186,7 @@ def option(default: Any, doc: str) -> Any:
 
 
 def idle_while(*names: str, **values: Any) -> dict[str, tuple[str, tuple[Any, ...]]]:
-    """For `idle` of a config's class: fields that do nothing while another has this value, or one of these."""
+    """For `IDLE` of a config's class: fields that do nothing while another has this value, or one of these."""
     ((other, given),) = values.items()
     return dict.fromkeys(names, (other, given if isinstance(given, tuple) else (given,)))
 

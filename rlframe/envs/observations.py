@@ -325,7 +325,8 @@ class BoundsCheck:
             self._check(arrays[i][:-1], name, box)
 
     def _check(self, array: np.ndarray, name: str, box: Any) -> None:
-        low, high = box.low.astype(array.dtype), box.high.astype(array.dtype)  # as rows are rounded
+        with np.errstate(over="ignore"):
+            low, high = box.low.astype(array.dtype), box.high.astype(array.dtype)  # as rows are rounded
         outside = (array < low) | (array > high)
         if not np.count_nonzero(outside):
             return

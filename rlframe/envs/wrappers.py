@@ -98,7 +98,9 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         """Float32; infinite where any of what a pixel is averaged over is."""
         infinite = np.isinf(bound)
         converted = self._convert(np.where(infinite, 0, bound).astype(np.float32))
-        return np.where(self._convert(infinite.astype(np.float32)) > 0, np.copysign(np.inf, bound.flat[0]), converted)
+        return np.where(
+            self._convert(infinite.astype(np.float32)) > 0, -np.inf if (bound == -np.inf).any() else np.inf, converted
+        )
 
     def observation(self, observation: Any) -> np.ndarray:
         return _as(self.observation_space.dtype, self._convert(np.asarray(observation)))

@@ -13,7 +13,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, count, count_or_auto, idle_while, names, number, option
+from rlframe.core.config import AUTO, count, count_or_auto, names, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
@@ -39,8 +39,6 @@ _logger = logging.getLogger("rlframe")
 @chz.chz
 class EvalConfig:
     """How agents are evaluated."""
-
-    idle = idle_while("epsilon", explore=False)
 
     n_envs: int = count(8, "environments, which step together")
     n_episodes: int = count(

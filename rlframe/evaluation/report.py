@@ -157,9 +157,9 @@ def logged_return(log: Path, step: int) -> float:
     """
     rows = iter_csv(log)
     columns = next(rows, [])
-    numbers = [dict(zip(columns, map(number_in, row), strict=True)) for row in rows]
-    found = [row for row in numbers if math.isfinite(row.get("env_steps", math.nan) + row.get(RETURN_MEAN, math.nan))]
-    logged = {step_of(row): row[RETURN_MEAN] for row in found}
+    numbers = (zip(columns, map(number_in, row), strict=True) for row in rows)
+    known = ({name: x for name, x in row if math.isfinite(x)} for row in numbers)
+    logged = {step_of(row): row[RETURN_MEAN] for row in known if "env_steps" in row and RETURN_MEAN in row}
     if step in logged:
         return logged[step]
     others = f"it did at {', '.join(map(str, [*logged][-5:]))}" if logged else "it never did"

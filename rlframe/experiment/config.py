@@ -45,9 +45,9 @@ def _kind(name: str, config: Any) -> str:
 class Experiment:
     """The settings of one run: everything that decides its result, and where it is recorded."""
 
-    idle = (
+    IDLE = (
         idle_while("snapshot_keep", snapshot_mode=("none", "all", "gap"))
-        | idle_while("snapshot_best", snapshot_mode=("none", "last", "all", "gap"))
+        | idle_while("snapshot_best", snapshot_mode="none")
         | idle_while("record_compression", "record_transform", record="")
     )
 

@@ -102,9 +102,13 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
 
 
 def _idle(experiment: Experiment, given: Mapping[str, Any]) -> list[str]:
-    """A note for each key of the command line that does nothing beside the value of another."""
-    values = {key.name: key.value for key in keys_of(experiment)}
-    found = [(key, other) for key, other in idle_keys(experiment) if key in given]
+    """A note for each key of the command line that does nothing beside the value of another.
+
+    Those of the run's algorithm and model are not judged where policies have their own.
+    """
+    inherited = ("algo.", "model.") if experiment.agents.policies else ()
+    found = [(key, other) for key, other in idle_keys(experiment) if key in given and not key.startswith(inherited)]
+    values = {key.name: key.value for key in keys_of(experiment)} if found else {}
     return [f"{key}={given[key]} does nothing with {other}={values[other]}" for key, other in found]
 
 
@@ -191,8 +195,10 @@ def _check_references(c: Experiment) -> None:
         check_name(named_for(c.record, c.seed, c.run_ID, rank=0), "record")
 
 
-def _check_init(c: Experiment) -> None:
+def check_weights(c: Experiment) -> None:
     """Raise ConfigError if a new run is to begin with weights that are not there; a resumed one has its own."""
+    for name in c.agents.league.members:
+        located(name, f"agents.league.members={name}")
     for name, each in {"": c, **c.agents.policies}.items():
         if each.init:
             located(each.init, f"init={each.init}" + (f" of policy {name}" if name else ""))
@@ -215,8 +221,6 @@ def check_job(job: Job) -> Experiment:
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
     _check_references(job.experiment)  # a run of a study checks itself whether a dataset is in its way
-    if not job.resume:
-        _check_init(job.experiment)
     choose_device(job.experiment.device)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
@@ -238,7 +242,7 @@ def place_job(job: Job) -> tuple[Job, int]:
     """
     _check_references(job.experiment)
     if not job.resume:
-        _check_init(job.experiment)
+        check_weights(job.experiment)
         _check_new_dataset(job.experiment)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun

@@ -56,14 +56,16 @@ def keys_of(config: Any, prefix: str = "") -> Iterator[Key]:
 
 
 def idle_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys that do nothing beside the value of another key, as their class says in `idle`; and that other key."""
-    for name, (other, values) in getattr(config, "idle", {}).items():
+    """Keys that do nothing beside the value of another key, as their class says in `IDLE`; and that other key."""
+    for name, (other, values) in getattr(config, "IDLE", {}).items():
         if getattr(config, other) in values:
             yield f"{prefix}{name}", f"{prefix}{other}"
     for name in chz.chz_fields(config):
         key, value = f"{prefix}{name}", getattr(config, name)
-        if chz.is_chz(value):
-            yield from idle_keys(value, f"{GROUPS.get(key, key)}.")
+        below = {f".{inside}": each for inside, each in value.items()} if isinstance(value, Mapping) else {"": value}
+        for inside, each in below.items():
+            if chz.is_chz(each):
+                yield from idle_keys(each, f"{GROUPS.get(key, key)}{inside}.")
 
 
 def _text(value: Any, may_be_auto: bool) -> str:

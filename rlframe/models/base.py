@@ -117,7 +117,7 @@ class CriticConfig:
 class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
 
-    idle = idle_while("memory_size", memory="none") | idle_while(
+    IDLE = idle_while("memory_size", memory="none") | idle_while(
         "memory_window", "memory_heads", "memory_layers", memory=("none", "lstm", "gru")
     )
 

@@ -179,7 +179,7 @@ class JsonlLogger(Logger):
         self._copy()
 
     def _copy(self) -> None:
-        table = iter_csv(self._table)
+        table = _table(self._table)
         columns = next(table, [])
         rows = ({name: _number(cell) for name, cell in zip(columns, row, strict=True) if cell} for row in table)
         replace_file(self._path, self._bounded(map(_json_line, rows)))

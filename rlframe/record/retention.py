@@ -155,6 +155,9 @@ class Retention:
         if self._policy.mode not in ("none", "last") and score > self._best_score:
             set_link(self._directory / "best", found[-1])
             self._best_score = score
+        self.awaited = [each for each in self.awaited if each != env_steps]
+        if self._policy.mode in ("last", "best"):
+            self._drop_others()
 
     def _due(self, env_steps: int, final: bool) -> bool:
         if self._policy.mode == "gap" and not final:

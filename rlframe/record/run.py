@@ -117,7 +117,7 @@ class BaseRun:
         """Record an evaluation that was not ready for the row of its env_steps, which `row` has."""
 
     def await_scores(self, env_steps: Collection[int]) -> None:
-        """Keep the snapshots of these env_steps, whose scores come later, until the next call."""
+        """Keep the snapshots of these env_steps until `score_snapshot`, or the next call."""
 
     def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:
         """Give the snapshot of `env_steps` the score of its evaluation, which was not known when it was written."""

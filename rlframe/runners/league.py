@@ -27,7 +27,7 @@ _LEAST_WEIGHT = 0.02  # of a game in a win rate: that of the last 50 games or so
 class LeagueConfig:
     """Self-play against past snapshots of the policy that learns. Without it, it plays all seats itself."""
 
-    idle = idle_while("draw", "power", "self_play", "interval_steps", "games", "size", opponents=0)
+    IDLE = idle_while("draw", "power", "self_play", "interval_steps", "games", "size", opponents=0)
 
     opponents: int = count(0, "opponents at a time, each a past snapshot; 0: no league", low=0, high=64)
     draw: str = choice("pfsp", ("latest", "uniform", "pfsp"), "how snapshots are drawn; pfsp: those that win more")

@@ -18,7 +18,7 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import append, open_to_append, parse_json, read_regular_file
 from rlframe.study.plan import MAX_RUNS, PlannedRun
 from rlframe.study.queue import MoreRuns
-from rlframe.study.record import size_and_time
+from rlframe.study.record import FILE, read_record, size_and_time
 
 ADDED_FILE = "added.jsonl"
 _SETTING = re.compile(r"(\w[\w+=.,-]*(/\w[\w+=.,-]*)?)?")  # no path that leads out of the study
@@ -59,14 +59,15 @@ def read_added(directory: Path) -> list[Added]:
     try:
         if len(lines) > MAX_RUNS:
             raise ValueError(f"{len(lines):,} lines, more than the limit of {MAX_RUNS:,}")
-        return [_read_line(line) for line in lines]
+        return [_read_line(line, index) for index, line in enumerate(lines)]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {printable(str(error)[:200])}; remove the wrong line") from None
 
 
-def _read_line(line: bytes) -> Added:
+def _read_line(line: bytes, index: int) -> Added:
     content = parse_json(line)
-    setting, run_id, arguments, token = (content[key] for key in ("setting", "run_ID", "arguments", "token"))
+    setting, run_id, arguments = content["setting"], content["run_ID"], content["arguments"]
+    token = content.get("token", str(index))  # a line that was written by hand
     if not isinstance(setting, str) or len(setting) > _MAX_NAME or not _SETTING.fullmatch(setting):
         raise ValueError("setting is not a folder of the study")
     if type(run_id) is not int or not 0 <= run_id < _MAX_ID:
@@ -114,6 +115,8 @@ class AddedRuns(MoreRuns):
         """
         self._file, self._make_run = AddedFile(directory), make_run
         self._known = {run.name for run in known}
+        entries = read_record(directory)["runs"] if (directory / FILE).exists() else []
+        self._recorded = {entry["name"] for entry in entries}  # whose folders are the study's
 
     def more(self) -> list[PlannedRun]:
         found = []
@@ -123,7 +126,11 @@ class AddedRuns(MoreRuns):
             except ConfigError as error:
                 warn(str(error))
                 continue
-            if run.name not in self._known:
-                self._known.add(run.name)
+            if run.name in self._known:
+                continue
+            self._known.add(run.name)
+            if run.name not in self._recorded and run.directory.exists() and any(run.directory.iterdir()):
+                warn(f"{run.directory} is not empty and not a run of this study; move it away to add the run")
+            else:
                 found.append(run)
         return found

@@ -81,21 +81,13 @@ class Queue:
 
     def _more(self) -> bool:
         """Take the next runs of the source, if there are any."""
-        runs = [run for run in self._source.more() if self._can_take(run)]
+        runs = self._source.more()
+        self._record.add(runs)
         self.runs += runs
         self._waiting += [run for run in runs if self._status(run).state == WAITING]
         self._failures |= dict.fromkeys((run.name for run in runs), 0)
         self._readers |= {run.name: ProgressReader(run.directory) for run in runs}
         return bool(runs)
-
-    def _can_take(self, run: PlannedRun) -> bool:
-        """Take a run into the record; False, with a message, if another one is in its directory."""
-        try:
-            self._record.add([run])
-        except ConfigError as error:
-            self._table.message(f"{run.name} cannot be added: {error}")
-            return False
-        return True
 
     def run(self) -> int:
         """Process all runs; returns 0, or the number of the signal that left runs unfinished.

@@ -14,6 +14,7 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.job import check_weights
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.stacked import check_stackable
@@ -96,6 +97,8 @@ def plan_study(
     study, checked = (_searched if searches else _swept)(experiments, check, trust, place)
     for experiment in checked if stack else ():
         check_stackable(experiment)
+    for experiment in () if study.directory.exists() else checked:  # later its runs may have weights of their own
+        check_weights(experiment)
     facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
     study = replace(study, facts={**facts, "config": _common_config(checked)})
     on_gpu = any(experiment.device != "cpu" for experiment in checked)

@@ -116,6 +116,8 @@ def test_an_evaluation_that_came_late_has_the_clocks_of_its_env_steps(tmp_path: 
     columns, late = read_run(run).columns, slice(-3, -1)
     assert columns["updates"][late].tolist() == [10.0, 5.0]
     np.testing.assert_allclose(columns["time/elapsed_s"][late], [1.26, 0.63])
+    (run / "progress.csv").write_text(f"{HEADER}\n0,1000,1.0,,,\n0,3000,3.0,,,\n0,2000,,,7.0,\n")  # from data
+    assert read_run(run).columns["time/elapsed_s"].tolist() == [1.0, 3.0, 2.0]
 
 
 def test_a_full_disk_leaves_the_result_file_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

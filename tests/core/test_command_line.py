@@ -55,5 +55,6 @@ def test_any_other_error_keeps_its_traceback() -> None:
 def test_a_value_that_begins_with_the_home_directory_is_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     seen: list[str] = []
-    run_command(lambda words: seen.extend(words) or 0, ["resume=~/runs/a", "sweep.seed=0,1", "env=~a", "stop=a >= ~/b"])
-    assert seen == ["resume=/home/ada/runs/a", "sweep.seed=0,1", "env=~a", "stop=a >= ~/b"]
+    words = ["resume=~/runs/a", "sweep.seed=0,1", "env=~a", "stop=a >= ~/b", "x=[~/a,~/b]"]
+    run_command(lambda words: seen.extend(words) or 0, words)
+    assert seen == ["resume=/home/ada/runs/a", *words[1:4], "x=[/home/ada/a,/home/ada/b]"]

@@ -116,3 +116,7 @@ def test_an_observation_at_a_float64_bound_is_within_it_as_it_is_rounded_to_floa
     assert check.n_outside == 0
     check.check(np.nextafter(at_bound, np.float32(4.0)))
     assert check.n_outside == 1
+    largest = np.finfo(np.float64).max
+    check = BoundsCheck(spaces.Box(-largest, np.array([largest, 1.0]), (2,), np.float64))
+    check.check(at_bound)
+    assert check.n_outside == 1, "of the bound that is finite in float32"

@@ -154,6 +154,7 @@ def test_the_snapshot_of_an_evaluation_that_takes_several_rows_is_kept(tmp_path:
     changed = ["eval.asynchronous=true", "snapshot_mode=best", "snapshot_keep=1", "sampler.batch_B=8"]
     run = trained(tmp_path, f"eval.function={HERE}:one_less", *changed)
     assert read_meta(resolve_snapshot(run / "snapshot/best"))["env_steps"] == min(scores(run))
+    assert len([*run.glob("snapshot/step_*")]) == 2, "that one, and the last"
 
 
 def length_of_a_game(policy: Any, make_env: Any) -> dict[str, float]:

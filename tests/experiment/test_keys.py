@@ -4,7 +4,6 @@ import chz
 import pytest
 
 from rlframe.core.parts import ROOTS, Part, module_names
-from rlframe.evaluation import EvalConfig
 from rlframe.experiment.job import read_job
 from rlframe.experiment.keys import KINDS, idle_keys, keys_of
 from rlframe.experiment.presets import preset_names
@@ -122,6 +121,9 @@ def test_the_listed_encoders_are_those_of_the_key() -> None:
     assert [name for name, _ in KINDS["encoders"]()] == choices
 
 
+TEAM = "agents.map.*=red env=rlframe.envs.debug_agents:TwoStepGame"
+
+
 @pytest.mark.parametrize(
     ("words", "unused"),
     [
@@ -131,6 +133,16 @@ def test_the_listed_encoders_are_those_of_the_key() -> None:
         ("algo=dqn algo.munchausen_clip=-2", ["algo.munchausen_clip=-2 does nothing with algo.munchausen=0"]),
         ("model.memory=lstm model.memory_heads=2", ["model.memory_heads=2 does nothing with model.memory=lstm"]),
         ("agents.league.games=9", ["agents.league.games=9 does nothing with agents.league.opponents=0"]),
+        ("algo=td3 env=Pendulum-v1 algo.target_critics=false algo.tau=0.01", []),  # of its target actor
+        ("snapshot_mode=all snapshot_best=eval/return_mean", []),
+        (
+            f"algo=dqn algo.alpha=0.7 agents.policies.red.algo.prioritized=true {TEAM}",
+            [],
+        ),
+        (
+            f"algo=dqn agents.policies.red.algo.alpha=0.7 {TEAM}",
+            ["agents.policies.red.algo.alpha=0.7 does nothing with agents.policies.red.algo.prioritized=false"],
+        ),
         ("algo=dqn replay.size=10 algo.beta=1", ["algo.beta=1 does nothing with algo.prioritized=false"]),
     ],
 )
@@ -142,8 +154,8 @@ def test_a_given_key_that_does_nothing_is_noted(words: str, unused: list[str]) -
 ALGOS = [Part(ROOTS["algo"], name).find(name) for name in module_names(ROOTS["algo"])]
 
 
-@pytest.mark.parametrize("config", [*ALGOS, ModelConfig, EvalConfig, LeagueConfig])
+@pytest.mark.parametrize("config", [*ALGOS, ModelConfig, LeagueConfig])
 def test_keys_that_may_do_nothing_are_fields_beside_values_that_others_can_have(config: type) -> None:
-    for name, (other, values) in getattr(config, "idle", {}).items():
+    for name, (other, values) in getattr(config, "IDLE", {}).items():
         assert name in chz.chz_fields(config)
         assert all((name, other) in idle_keys(config(**{other: value})) for value in values)

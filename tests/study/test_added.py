@@ -145,7 +145,8 @@ def test_a_run_whose_folder_holds_another_is_not_added_and_the_queue_goes_on(
     assert queue.run() == 0
     record.close()
     assert {name: status.state for name, status in record.statuses.items()} == {"run_0": DONE}
-    assert "run_3 cannot be added" in capsys.readouterr().out
+    assert "run_3 is not empty and not a run of this study" in capsys.readouterr().err
+    assert AddedRuns(tmp_path / "queue", lambda added: late, runs).more() == [], "when it is continued too"
 
 
 BAD_LINES: dict[str, Any] = {
