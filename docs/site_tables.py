@@ -9,8 +9,9 @@ import ast
 import html
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import chz
@@ -40,7 +41,9 @@ PARTS = (
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace every `<!-- name: argument -->` line whose name is in FILLERS, and the line for the repository below it."""
-    return re.sub(r"^<!-- (\w+):? ?(.*?) -->$(?:\n\n\[In the repository\]\(.*\)$)?", _filled, markdown, flags=re.MULTILINE)
+    return re.sub(
+        r"^<!-- (\w+):? ?(.*?) -->$(?:\n\n\[In the repository\]\(.*\)$)?", _filled, markdown, flags=re.MULTILINE
+    )
 
 
 def _filled(match: re.Match[str]) -> str:
@@ -51,7 +54,10 @@ def _filled(match: re.Match[str]) -> str:
 def keys(config: str) -> str:
     """A table of a config's keys: an algorithm by its name, or `package.module:Class PREFIX`."""
     target, _, prefix = config.partition(" ")
-    module, _, name = target.partition(":") if ":" in target else (f"rlframe.algos.{target}", ":", "Config")
+    if ":" not in target:
+        algo = importlib.import_module(f"rlframe.algos.{target}").Config
+        return _table(algo, "algo.", of_vectors=defaults_of(algo, Kind.VECTORS).keys())
+    module, _, name = target.partition(":")
     return _table(getattr(importlib.import_module(module), name), prefix or "algo.")
 
 
@@ -79,7 +85,10 @@ def experiment_keys(_: str) -> str:
     return _table(Experiment, "", skip=PARTS)
 
 
-def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
+def _table(
+    config: type, prefix: str, skip: tuple[str, ...] = (), of_vectors: Mapping[str, Any] = MappingProxyType({})
+) -> str:
+    """`of_vectors`: defaults that are others for environments of vectors."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in chz.chz_fields(config).items():
         if name in skip:
@@ -88,7 +97,8 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
             lines.append(f"| `{prefix}{name}` | `{part.default}` | see {_GUIDES[name]} |")
             continue
         kind = " (number or schedule)" if accepts_schedule(field) else ""
-        lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)}{kind} |")
+        other = f"; vectors: `{_spelled(of_vectors[key])}`" if (key := f"{prefix}{name}") in of_vectors else ""
+        lines.append(f"| `{key}` | {_default(field)}{other} | {_escaped(field._doc)}{kind} |")
     return "\n".join(lines)
 
 
