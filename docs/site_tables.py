@@ -22,6 +22,7 @@ from rlframe.core.schedule import Schedule, accepts_schedule
 from rlframe.experiment.config import Experiment
 from rlframe.record import METRICS, metrics_table
 
+_COMMENT = re.compile(r"^<!-- (\w+):? ?(.*?) -->$(?:\n\n\[In the repository\]\(.*\)$)?", re.MULTILINE)
 ROOT = Path(__file__).parents[1]
 _GUIDES = {
     "optimizer": "[Optimizers](../guides/optimizers.md)",
@@ -40,10 +41,8 @@ PARTS = (
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace every `<!-- name: argument -->` line whose name is in FILLERS, and the line for the repository below it."""
-    return re.sub(
-        r"^<!-- (\w+):? ?(.*?) -->$(?:\n\n\[In the repository\]\(.*\)$)?", _filled, markdown, flags=re.MULTILINE
-    )
+    """Replace every `<!-- name: argument -->` line whose name is in FILLERS, with the line for the repository below."""
+    return _COMMENT.sub(_filled, markdown)
 
 
 def _filled(match: re.Match[str]) -> str:
