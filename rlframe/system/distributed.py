@@ -231,11 +231,6 @@ def _check_children() -> None:
             raise
 
 
-def _on_gpu() -> bool:
-    """Whether this process may be waiting on a GPU."""
-    return torch.cuda.is_initialized()
-
-
 def _why_it_ended(child: ChildProcess) -> str:
     try:
         child.check(0.0, math.inf)
@@ -248,16 +243,13 @@ def _why_it_ended(child: ChildProcess) -> str:
 
 @contextmanager
 def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
-    """Exit at once if a child dies and the work inside does not notice, because it waits for the child on a GPU.
-
-    On the CPU the next exchange raises the child's error.
-    """
+    """Exit at once if a child ends and the work inside does not notice, as it waits on a GPU or is busy."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL_S):
             for child in children:
-                if not is_running(child.pid) and not child.n_events and _on_gpu() and not done.wait(_GRACE_S):
+                if not is_running(child.pid) and not child.n_events and not done.wait(_GRACE_S):
                     what = f"{child.name} (process {child.pid}) {_why_it_ended(child)}; resume from the last snapshot"
                     _log.error(what)
                     print(f"error: {what}", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,30 +168,6 @@ def test_an_error_of_another_rank_is_printed_and_logged_by_the_first(
     assert main(words) == 1
     assert "it is broken here" in "".join(capfd.readouterr())
     assert "it is broken here" in (tmp_path / "run_0" / "debug.log").read_text()
-
-
-BUSY = """
-import time
-from rlframe.system import distributed
-
-def work(info):
-    with distributed.join(info) as ranks:
-        if info.rank == 1:
-            raise ValueError("it is broken here")
-        time.sleep(60.0 if {on_gpu} else 3.0)
-        ranks.sum(1)
-
-distributed._GRACE_S, distributed._on_gpu = 0.5, lambda: {on_gpu}
-distributed.launch_ranks(work, 2)
-"""
-
-
-@pytest.mark.parametrize("on_gpu", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_error_of_another_rank_is_shown_although_the_first_is_busy_for_long(on_gpu: bool) -> None:
-    command = [sys.executable, "-c", BUSY.format(on_gpu=on_gpu)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert ended.returncode == 1
-    assert "ValueError: it is broken here" in ended.stderr
 
 
 @pytest.mark.slow
