@@ -237,7 +237,7 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     print(
         printable(
             f"{trained.experiment.title()}: {_reason(path, chosen, o.snapshot)}: {trained.snapshot}, "
-            f"trained for {trained.training}{score}"
+            f"trained for {trained.trained_for}{score}"
         )
     )
     return EvaluatedRun(name, trained, _logged_return(trained) if o.replay else math.nan)
@@ -293,7 +293,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
     if replay:
         mean = found.summary()[report.RETURN_MEAN]
         same = "the same as" if mean == run.logged else "but"
-        print(f"replay: return_mean {mean!r}, {same} {run.logged!r} in {_LOG} at {trained.training}")
+        print(f"replay: return_mean {mean!r}, {same} {run.logged!r} in {_LOG} at {trained.trained_for}")
     return found
 
 
@@ -311,7 +311,7 @@ def _play_recorded(
     experiment = trained.experiment
     how = "with exploration" if explore else "greedy"
     facts = facts_of(to_flat(experiment), part_name(experiment.algo, ROOTS["algo"]), experiment.seed)
-    facts["description"] += f", {how}, at {trained.training}"
+    facts["description"] += f", {how}, at {trained.trained_for}"
     spaces = trained.observation_space, trained.action_space
     new = NewDataset(options.dataset, *spaces, env_spec_json(trained.env), facts)
     with closing(EvaluationRecorder(new, explore, lambda rows: evaluator.agent.behaviour()(rows))) as recorder:

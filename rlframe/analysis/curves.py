@@ -63,9 +63,10 @@ class LearningCurve:
 
 
 def read_run(directory: Path) -> RunData:
-    """Read a run's progress.csv and config, with what a resume changed in it but its end; incomplete lines are skipped.
+    """Read a run's progress.csv and config; incomplete lines are skipped.
 
-    An evaluation that came late has the clocks of its env_steps.
+    The config is that of the last resume, but for keys that say when a run ends. An evaluation that came late has the
+    clocks of its env_steps.
     """
     rows = iter_csv(directory / "progress.csv")
     names, numbers = next(rows, []), array("d")
@@ -88,8 +89,10 @@ def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_clocks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The columns, with other clocks where a row has env_steps alone, or updates of a run from data: on the line
-    between the rows that have both."""
+    """The columns, where rows with one clock alone have the others too, on the line between rows with both.
+
+    That one is env_steps, or updates in a run from data.
+    """
     played = (columns.get("env_steps", np.zeros(0)) > 0).any()
     first, *others = CLOCKS if played else CLOCKS[1:]
     steps = columns.get(first, np.zeros(0))

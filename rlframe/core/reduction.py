@@ -1,4 +1,7 @@
-"""How the values of a metric become one number: by their mean, or by what its name ends in: _sum, _last, _min, _max."""
+"""How the values of a metric become one number: by their mean, or by what its name ends in: _sum, _last, _min, _max.
+
+And how the counters of several samplers become those of one.
+"""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence

@@ -54,7 +54,7 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
         own = run.experiment.sampler_config().discount
         with one_thread():  # two threads took eight times the CPU time
             report = estimate(policy, episodes, own if discount != discount else discount, methods, seed)
-        print(printable(f"{run.experiment.title()}: {run.snapshot}, trained for {run.training}"))
+        print(printable(f"{run.experiment.title()}: {run.snapshot}, trained for {run.trained_for}"))
         print(report.table())
         found.append((name, report))
     if out:

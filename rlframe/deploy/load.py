@@ -53,7 +53,7 @@ class Trained:
         return self.env_steps or self.updates
 
     @property
-    def training(self) -> str:
+    def trained_for(self) -> str:
         """How long it was trained: 100,000 env_steps."""
         return f"{self.step:,} {'env_steps' if self.env_steps or not self.updates else 'updates'}"
 

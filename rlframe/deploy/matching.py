@@ -78,7 +78,7 @@ def _player(name: str, runs: dict[str, Trained], explore: bool) -> Player:
     if name not in runs:
         return FunctionPlayer(name)
     run = runs[name]
-    print(printable(f"{name}: {run.snapshot}, trained for {run.training}"))
+    print(printable(f"{name}: {run.snapshot}, trained for {run.trained_for}"))
     return PolicyPlayer(name, run.agent, (run.observation_space, run.action_space), run.env.policies, explore)
 
 

@@ -12,6 +12,7 @@ from rlframe.experiment.trust import foreign
 from rlframe.study.added import Added, append_added
 from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import SEARCH, read_grid, setting_names
+from rlframe.study.record import is_occupied
 from rlframe.study.search import PBT, SearchPlan
 from rlframe.study.sweep import base_words, check_addable, new_words, recorded_experiments
 
@@ -77,7 +78,7 @@ def _run(overview: StudyOverview, experiment: str, words: Mapping[str, str], giv
     added = Added(_folder(overview, experiment, setting, arguments), int(seed), arguments)
     if status := overview.statuses.get(added.name):
         raise ConfigError(f"{added.name} is in the study already, {status.state}; give another seed= or setting")
-    if (folder := overview.directory / added.name).exists() and any(folder.iterdir()):
+    if is_occupied(folder := overview.directory / added.name):
         raise ConfigError(f"{folder} is not empty and not a run of this study; move it away, or give another seed=")
     check_words(arguments)
     return added

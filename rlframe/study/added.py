@@ -18,7 +18,7 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import append, open_to_append, parse_json, read_regular_file
 from rlframe.study.plan import MAX_RUNS, PlannedRun
 from rlframe.study.queue import MoreRuns
-from rlframe.study.record import FILE, read_record, size_and_time
+from rlframe.study.record import FILE, is_occupied, read_record, size_and_time
 
 ADDED_FILE = "added.jsonl"
 _SETTING = re.compile(r"(\w[\w+=.,-]*(/\w[\w+=.,-]*)?)?")  # no path that leads out of the study
@@ -59,15 +59,14 @@ def read_added(directory: Path) -> list[Added]:
     try:
         if len(lines) > MAX_RUNS:
             raise ValueError(f"{len(lines):,} lines, more than the limit of {MAX_RUNS:,}")
-        return [_read_line(line, index) for index, line in enumerate(lines)]
+        return [_read_line(line) for line in lines]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {printable(str(error)[:200])}; remove the wrong line") from None
 
 
-def _read_line(line: bytes, index: int) -> Added:
+def _read_line(line: bytes) -> Added:
     content = parse_json(line)
-    setting, run_id, arguments = content["setting"], content["run_ID"], content["arguments"]
-    token = content.get("token", str(index))  # a line that was written by hand
+    setting, run_id, arguments, token = (content[key] for key in ("setting", "run_ID", "arguments", "token"))
     if not isinstance(setting, str) or len(setting) > _MAX_NAME or not _SETTING.fullmatch(setting):
         raise ValueError("setting is not a folder of the study")
     if type(run_id) is not int or not 0 <= run_id < _MAX_ID:
@@ -129,7 +128,7 @@ class AddedRuns(MoreRuns):
             if run.name in self._known:
                 continue
             self._known.add(run.name)
-            if run.name not in self._recorded and run.directory.exists() and any(run.directory.iterdir()):
+            if run.name not in self._recorded and is_occupied(run.directory):
                 warn(f"{run.directory} is not empty and not a run of this study; move it away to add the run")
             else:
                 found.append(run)

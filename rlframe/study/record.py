@@ -163,7 +163,7 @@ class StudyRecord:
     def _restore(self, run: PlannedRun) -> Status:
         entry = self._entries.get(run.name)
         if entry is None:
-            if run.directory.exists() and any(run.directory.iterdir()):
+            if is_occupied(run.directory):
                 raise ConfigError(
                     f"{run.directory} is not empty and not a run of this study; move it away, or use another log_dir"
                 )
@@ -213,9 +213,14 @@ def read_record(directory: Path) -> dict[str, Any]:
     return content
 
 
+def is_occupied(directory: Path) -> bool:
+    """Whether a directory exists and has entries."""
+    return directory.exists() and any(directory.iterdir())
+
+
 def move_aside(run: PlannedRun) -> None:
     """Rename what an attempt without a snapshot left to a hidden directory, so that the run can start anew."""
-    if not run.directory.exists() or not any(run.directory.iterdir()):
+    if not is_occupied(run.directory):
         return
     n = 1 + max((int(path.suffix[1:]) for path in attempts(run.directory)), default=0)
     run.directory.rename(run.directory.with_name(f".{run.directory.name}.{n}"))

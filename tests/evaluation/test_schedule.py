@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -144,10 +145,12 @@ def test_the_best_snapshot_is_that_of_the_best_score_also_if_it_came_late(tmp_pa
     assert (meta["env_steps"], meta["score"]) == (best[0], float(best[1]))
 
 
-def one_less(policy: Any, make_env: Any, calls: list[float] = []) -> dict[str, float]:  # noqa: B006
-    calls.append(0.0)
+N_CALLS = itertools.count()  # of `one_less` in the process that evaluates
+
+
+def one_less(policy: Any, make_env: Any) -> dict[str, float]:
     time.sleep(1.0)  # several rows of the log
-    return {"return_mean": -float(len(calls))}
+    return {"return_mean": -float(next(N_CALLS))}
 
 
 def test_the_snapshot_of_an_evaluation_that_takes_several_rows_is_kept(tmp_path: Path) -> None:
