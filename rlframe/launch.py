@@ -75,8 +75,9 @@ def _help(argv: list[str]) -> int:
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.job import read_job
         from rlframe.experiment.keys import describe_keys
+        from rlframe.study.sweep import base_words
 
-    described = describe_keys(read_job(KeyValues(argv).remaining).experiment)
+    described = describe_keys(read_job(base_words(KeyValues(argv).remaining)).experiment)
     print(f"{_USAGE}\npresets: {', '.join(preset_names())}\n\n{described}")
     return 0
 
