@@ -174,10 +174,10 @@ def test_a_greedy_policy_is_estimated_while_it_learns_and_what_it_rests_on_is_sa
     agent = make_policy_agent(STATES, ACTIONS, ModelConfig())
     data = [replace(each, info={}) for each in walk(20, 0)]
     with caplog.at_level("INFO", "rlframe"):
-        noisy = EstimateEvaluator(agent, (STATES, ACTIONS), data, 0.9, ["fqe", "wis"])
+        noisy = EstimateEvaluator(agent, (STATES, ACTIONS), data, 0.9, ["fqe", "wis"], config=SMALL)
         assert "estimate/wis" in noisy.evaluate(0)
     assert "log-probabilities of the data: cloned" in caplog.text
-    greedy = EstimateEvaluator(agent, (STATES, ACTIONS), walk(20, 0), 0.9, ["fqe"], explore=False)
+    greedy = EstimateEvaluator(agent, (STATES, ACTIONS), walk(20, 0), 0.9, ["fqe"], config=SMALL, explore=False)
     assert greedy.evaluate(0)["estimate/fqe"] != noisy.evaluate(0)["estimate/fqe"]
 
 
