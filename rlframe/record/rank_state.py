@@ -7,9 +7,10 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,9 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
 
     def __init__(self, folder: Path, rank: int, entry: RankEntry) -> None:
         self._folder, self._large = folder / _folder_of(rank), entry["large"]
-        _check_repetition(self._large, folder / MANIFEST)
+        chunks = [chunk for each in self._large.values() for chunk in filter(_is_chunk, each["chunks"])]
+        self._stored = sum(dict(map(tuple, chunks)).values())  # bytes of different chunks
+        self._listed = 0  # bytes of the arrays that were read whole
         file = folder / file_of(rank)
         check_file(file, entry["bytes"], entry["sha256"])
         check_memory(entry["bytes"])
@@ -221,15 +224,28 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
             return found.view(dtype).reshape(-1, *row)
 
         counts = [n_bytes // row_bytes for _, n_bytes in chunks]
-        return ChunkedArray(dtype, row, counts, read, [digest for digest, _ in chunks])
+        digests = [digest for digest, _ in chunks]
+        return _StoredArray(dtype, row, counts, read, [digest for digest, _ in chunks], self._check_repetition)
+
+    def _check_repetition(self, n_bytes: int) -> None:
+        """Raise SnapshotError if chunks are repeated far more often than those of an optimizer's zeros and targets."""
+        self._listed += n_bytes
+        if self._listed > 8 * self._stored + _MAX_REPEATED:
+            raise SnapshotError(
+                f"{self._folder.parent / MANIFEST} lists {self._listed:,} bytes of arrays, but its snapshot has "
+                f"{self._stored:,} different ones"
+            )
 
 
-def _check_repetition(large: Mapping[str, Any], file: Path) -> None:
-    """Raise SnapshotError if large arrays repeat chunks far more often than an optimizer's zeros and targets do."""
-    chunks = [chunk for entry in large.values() for chunk in filter(_is_chunk, entry["chunks"])]
-    listed, stored = sum(n_bytes for _, n_bytes in chunks), sum(dict(map(tuple, chunks)).values())
-    if listed > 8 * stored + _MAX_REPEATED:
-        raise SnapshotError(f"{file} lists {listed:,} bytes of arrays, but its snapshot has {stored:,} different ones")
+@dataclass(frozen=True, eq=False)
+class _StoredArray(ChunkedArray):
+    """An array of a snapshot. As a whole it must be checked first; its chunks may be those of a map in every row."""
+
+    check: Callable[[int], None]  # of its bytes
+
+    def to_numpy(self) -> np.ndarray:
+        self.check(self.nbytes)
+        return super().to_numpy()
 
 
 def _checked(name: str, entry: Any, folder: Path) -> tuple[np.dtype, tuple[int, ...], list[tuple[str, int]]]:

@@ -161,6 +161,15 @@ def test_chunks_listed_far_more_often_than_they_exist_are_refused(tmp_path: Path
         load_snapshot(newest)
 
 
+def test_a_replay_whose_rows_repeat_a_map_is_read_back(tmp_path: Path) -> None:
+    row, counts = np.arange(2**20, dtype=np.float32), [1] * 200
+    state = {"replay": ChunkedArray(row.dtype, row.shape, counts, lambda i: row[None], [""] * 200)}
+    newest = save_snapshot(tmp_path, state, {"env_steps": 1})
+    stored = load_snapshot(newest)[0]["replay"]
+    assert stored.shape == (200, 2**20) and stored.nbytes > 2**29
+    np.testing.assert_array_equal(stored.read(199), row[None])
+
+
 @pytest.mark.parametrize("name", ["small", "replay"])
 def test_an_array_named_twice_is_refused(name: str, tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
