@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,14 @@ class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: igno
         if twice is not None:
             raise yaml.YAMLError(f"line {node.start_mark.line + 1} and below: the key {twice} is there twice")
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 1e-5, which JSON and Python write, for text, and does not know JSON's names of what is not finite.
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"(?:[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+|-?Infinity|NaN)$"),
+    list("+-.0123456789IN"),
+)
 
 
 def parse_yaml(text: str) -> Any:

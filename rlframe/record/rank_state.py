@@ -224,7 +224,6 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
             return found.view(dtype).reshape(-1, *row)
 
         counts = [n_bytes // row_bytes for _, n_bytes in chunks]
-        digests = [digest for digest, _ in chunks]
         return _StoredArray(dtype, row, counts, read, [digest for digest, _ in chunks], self._check_repetition)
 
     def _check_repetition(self, n_bytes: int) -> None:

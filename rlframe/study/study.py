@@ -1,5 +1,6 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -199,13 +200,18 @@ def words_of_variant(variant: Mapping[str, Any], command: Sequence[str], objects
         parts = value if isinstance(value, (list, tuple)) else [value]
         is_plain = all(isinstance(part, str | int | float | None) for part in parts)
         words |= {
-            name: _text(each, command, objects)
+            name: _text(name, each, command, objects)
             for name, each in ({key: value} if is_plain else named({key: value})).items()
         }
     return words
 
 
-def _text(value: Any, command: Sequence[str], objects: StudyObjects) -> str:
+def _text(key: str, value: Any, command: Sequence[str], objects: StudyObjects) -> str:
     if isinstance(value, (list, tuple)):
-        return ",".join(_text(each, command, objects) for each in value)
+        return ",".join(_text(key, each, command, objects) for each in value)
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(value)
+        except TypeError as error:
+            raise ConfigError(f"{key}={value!s:.100}: {error}; use numbers, texts, lists and dicts of them") from None
     return objects.name(value, command) if isinstance(value, ObjectName) else str(value)

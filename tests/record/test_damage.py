@@ -166,7 +166,7 @@ def test_a_replay_whose_rows_repeat_a_map_is_read_back(tmp_path: Path) -> None:
     state = {"replay": ChunkedArray(row.dtype, row.shape, counts, lambda i: row[None], [""] * 200)}
     newest = save_snapshot(tmp_path, state, {"env_steps": 1})
     stored = load_snapshot(newest)[0]["replay"]
-    assert stored.shape == (200, 2**20) and stored.nbytes > 2**29
+    assert stored.shape == (200, 2**20)  # 800 MiB, of 4 MiB
     np.testing.assert_array_equal(stored.read(199), row[None])
 
 

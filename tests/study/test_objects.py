@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
+from rlframe.experiment.settings import from_flat
 from rlframe.study import run_study
 from rlframe.study.objects import StudyObjects
 from rlframe.study.record import FILE
@@ -111,3 +113,18 @@ def test_a_run_that_imports_the_script_starts_no_study(
     script.__spec__ = gymnasium.__spec__.__class__("rlframe.launch", None)
     assert run_study(PRINTS, [{"env": forms.short_walk}], [0], str(tmp_path / "study")) == 2
     assert "rlframe.launch imports this script; call run_study below if __name__ ==" in capsys.readouterr().err
+
+
+def test_arguments_of_the_environment_arrive_as_they_were_given(tmp_path: Path) -> None:
+    given = {"cost": 1e-5, "limit": None, "most": math.inf, "name": "1e-5", "size": [2, 3], "on": True}
+    words = words_of({"env": "CartPole-v1", "env_kwargs": given}, tmp_path)
+    assert from_flat(words).env_kwargs == given
+    typed = {"env": "CartPole-v1", "env_kwargs.cost": "1e-5", "env_kwargs.size": "[2, 1.5e3]"}
+    assert from_flat(typed).env_kwargs == {"cost": 1e-5, "size": [2, 1500.0]}
+
+
+def test_an_argument_of_the_environment_that_no_command_can_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_study(PRINTS, [{"env": "CartPole-v1", "env_kwargs": {"reward": len}}], [0], str(tmp_path)) == 2
+    assert "not JSON serializable; use numbers, texts, lists and dicts of them" in capsys.readouterr().err
