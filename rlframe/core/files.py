@@ -228,11 +228,16 @@ def _is_written_in_place(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def parse_json(data: bytes) -> Any:
-    """The content of JSON text. Raises ValueError if it is not valid, or so nested or long that it fills the memory."""
+def check_entries(data: bytes) -> None:
+    """Raise ValueError if JSON text has so many values that they would fill the memory."""
     n = sum(map(data.count, (b",", b"[", b"{")))
     if n > _MAX_NODES:
         raise ValueError(f"it has {n:,} entries, more than the limit of {_MAX_NODES:,}")
+
+
+def parse_json(data: bytes) -> Any:
+    """The content of JSON text. Raises ValueError if it is not valid, or so nested or long that it fills the memory."""
+    check_entries(data)
     try:
         return json.loads(data)
     except RecursionError:

@@ -122,6 +122,8 @@ _INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "i
 STORED = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64", "complex64"))
 _ARRAYS = frozenset((*STORED, "complex128"))
 _TENSORS = {name: getattr(torch, name) for name in (*_ARRAYS, "bfloat16", "float8_e4m3fn", "float8_e5m2")}
+_LONG = 1000  # elements from which a list of numbers is stored as an array
+_OBJECT_BYTES = 40  # of a number in a list
 
 
 class DecodeError(Exception):
@@ -147,6 +149,8 @@ def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
             return value if math.isfinite(value) else {"float": repr(value)}
         case dict():
             return _encode_dict(value, arrays, path)
+        case list() if dtype := _number_type(value):
+            return {"numbers": _store(np.array(value, dtype), arrays, path), "dtype": dtype, "shape": [len(value)]}
         case list():
             return [encode(item, arrays, f"{path}.{index}") for index, item in enumerate(value)]
         case tuple() if type(value) in (tuple, torch.Size):
@@ -155,6 +159,16 @@ def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
             raise StateError(
                 f"{path} is a {type(value).__name__}, which a snapshot cannot hold; make it arrays and plain values"
             )
+
+
+def _number_type(values: list[Any]) -> str:
+    """The dtype in which a long list of numbers is stored, or "": such as the prices that an environment replays."""
+    if len(values) < _LONG:
+        return ""
+    types = set(map(type, values))
+    if types == {int}:
+        return "int64" if -(2**63) <= min(values) and max(values) < 2**63 else ""
+    return "float64" if types == {float} else ""
 
 
 def _encode_dict(value: dict[Any, Any], arrays: Arrays, path: str) -> Any:
@@ -202,6 +216,22 @@ def _store(array: np.ndarray | ChunkedArray, arrays: Arrays, path: str) -> str:
     return name
 
 
+def largest_part(node: Any, path: str = "state") -> str:
+    """The path of what most of an encoded tree is."""
+    match node:
+        case {"dict": dict() as items}:
+            parts = items
+        case (list() as items) | {"tuple": list() as items}:
+            parts = {str(index): item for index, item in enumerate(items)}
+        case _:
+            return path
+    sizes = {key: len(json.dumps(item)) for key, item in parts.items()}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    return (
+        largest_part(parts[largest], f"{path}.{largest}") if 2 * sizes.get(largest, 0) > sum(sizes.values()) else path
+    )
+
+
 def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
     """The inverse of `encode`, with tensors on the CPU. A ChunkedArray smaller than LARGE_BYTES comes back as an array.
 
@@ -228,6 +258,10 @@ def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
             return _decode_array(_fetch(arrays, name, shape), dtype, shape)
         case {"scalar": str() as name, "dtype": str() as dtype, "shape": []}:
             return _decode_array(_fetch(arrays, name, []), dtype, [])[()]
+        case {"numbers": str() as name, "dtype": str() as dtype, "shape": [int()] as shape}:
+            array = _decode_array(_fetch(arrays, name, shape), dtype, shape)
+            check_memory(_OBJECT_BYTES * array.size)
+            return array.tolist()
         case {"chunked": str() as name}:
             return arrays[name]
         case _:

@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError, RecordError, SnapshotError, pluralize
-from rlframe.core.files import disk_error, parse_json, read_regular_file, replace_file, sync, write_file
+from rlframe.core.errors import ConfigError, RecordError, SnapshotError, StateError, pluralize
+from rlframe.core.files import check_entries, disk_error, parse_json, read_regular_file, replace_file, sync, write_file
 from rlframe.core.version import __version__
+from rlframe.record.codec import largest_part
 from rlframe.record.metrics import step_of
 from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
@@ -30,7 +31,10 @@ _logger = logging.getLogger("rlframe")
 
 
 def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEntry]) -> None:
-    """Write the manifest, the last file of a snapshot, and flush it to disk."""
+    """Write the manifest, the last file of a snapshot, and flush it to disk.
+
+    Raises StateError if it could not be read: the state has too many values that are not in arrays.
+    """
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "rlframe": __version__,
@@ -39,8 +43,17 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEn
         "ranks": list(ranks),
     }
     manifest["sha256"] = self_hash(manifest)
-    text = json.dumps(manifest, allow_nan=False) + "\n"  # indented, it would take ten times as long
-    write_file(folder / MANIFEST, text.encode())
+    data = json.dumps(manifest, allow_nan=False).encode() + b"\n"  # indented, it would take ten times as long
+    try:
+        check_entries(data)
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"it has {len(data):,} bytes, more than the limit of {_MAX_BYTES:,}")
+    except ValueError as error:
+        part = largest_part(max((rank["tree"] for rank in ranks), key=lambda tree: len(json.dumps(tree))))
+        raise StateError(
+            f"the state of the run cannot be kept in {MANIFEST}: {error}, most of them in {part}; make it arrays"
+        ) from None
+    write_file(folder / MANIFEST, data)
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], list[RankEntry]]:

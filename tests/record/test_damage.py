@@ -192,6 +192,16 @@ def test_a_manifest_of_millions_of_empty_lists_is_refused_before_they_are_made(t
     tracemalloc.stop()
 
 
+def test_a_snapshot_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    directory = run_of_two(tmp_path)[1].parent
+    state = {"agent": 1, "envs": [{"step": 1}, {"prices": [[1.0, 2]] * 700_000}]}
+    with pytest.raises(
+        TypeError, match=r"2,\d+,\d+ entries, more than the limit .* in state.envs.1.prices; make it arr"
+    ):
+        save_snapshot(directory, state, {"env_steps": 3})
+    assert sorted(each.name for each in directory.iterdir()) == ["last", "step_000000000001", "step_000000000002"]
+
+
 def test_a_huge_file_of_holes_takes_no_memory(tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
     os.truncate(newest / "arrays.safetensors", 2**42)

@@ -80,8 +80,10 @@ def test_what_comes_back_can_be_written_to(tmp_path: Path) -> None:
     [
         *(None, True, False, 0, -(2**53), 2**127 + 1, "", "a/b ü", 0.1, -0.0, 1e-320, float("inf"), float("-inf")),
         *([], (), {}, [1, (2, [3.5, None])], (1,), {"dict": {"float": "nan"}}, {"tensor": "x"}),
+        *([0.5, -0.0, float("inf")] * 500, [-(2**63), 1] * 500, [2**63] * 1000, [1, 0.5] * 500, [True, 1] * 500),
         *({0: {"step": 1.0}, "0": [2], 3.5: (1,), (1, 2): None}, {True: "yes", 2: "no"}),
     ],
+    ids=lambda value: repr(value)[:60],
 )
 def test_a_plain_value_comes_back_equal_and_of_its_type(tmp_path: Path, value: Any) -> None:
     assert repr(round_trip(tmp_path, value)) == repr(value)
