@@ -167,7 +167,7 @@ def _number_type(values: list[Any]) -> str:
         return ""
     types = set(map(type, values))
     if types == {int}:
-        return "int64" if -(2**63) <= min(values) and max(values) < 2**63 else ""
+        return "int64" if min(values) >= -(2**63) and max(values) < 2**63 else ""
     return "float64" if types == {float} else ""
 
 

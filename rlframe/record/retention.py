@@ -101,12 +101,13 @@ class Retention:
     def _find_state(self) -> None:
         found = list_snapshots(self._directory)
         self._newest = found[-1] if found else None
+        self._updates = self._updates_of(self._newest) if self._newest is not None else -1
         best = link_target(self._directory / "best")
         self._best_score = self._score(best) if best is not None else -math.inf
 
-    def due(self, env_steps: int, final: bool) -> bool:
-        """Whether `save_if_due` would write a snapshot now. A final one is skipped if one of this step exists."""
-        if final and self._newest is not None and env_steps_of(self._newest) == env_steps:
+    def due(self, env_steps: int, updates: int, final: bool) -> bool:
+        """Whether `save_if_due` would write a snapshot now. A final one is skipped if the newest is of now."""
+        if final and self._newest is not None and (env_steps_of(self._newest), self._updates) == (env_steps, updates):
             return False
         return self._due(env_steps, final)
 
@@ -124,11 +125,11 @@ class Retention:
         `state_fn` and `other_ranks` (see `save_snapshot`) are called only then. Raises RecordError on a disk error.
         """
         step = step_of({"env_steps": env_steps, "updates": updates})
-        if not self.due(step, final):
+        if not self.due(step, updates, final):
             return self._newest if self._due(step, final) else None
         meta = {"env_steps": env_steps, "updates": updates, "score": score if math.isfinite(score) else None}
         of = {"score_of": self._policy.best} if self._policy.best else {}
-        self._newest = self._save(state_fn, {**meta, **of}, other_ranks)
+        self._newest, self._updates = self._save(state_fn, {**meta, **of}, other_ranks), updates
         try:
             if self._policy.mode != "last" and score > self._best_score:
                 set_link(self._directory / "best", self._newest)
@@ -190,6 +191,14 @@ class Retention:
             aside = snapshot.rename(unused_path(snapshot.with_name(f"abandoned_{snapshot.name}"), "~"))
             _logger.warning("resuming from env_steps %s: %s renamed to %s", env_steps, snapshot.name, aside.name)
         self._find_state()
+
+    def _updates_of(self, snapshot: Path) -> int:
+        """-1 if unreadable."""
+        try:
+            updates = read_meta(snapshot).get("updates")
+        except SnapshotError:
+            return -1
+        return updates if isinstance(updates, int) else -1
 
     def _score(self, snapshot: Path) -> float:
         """The saved score; -inf if unreadable or computed from another metric."""

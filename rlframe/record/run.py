@@ -75,7 +75,7 @@ class BaseRun:
     def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         """Show how far the run is; cheap enough for every iteration."""
 
-    def snapshot_due(self, env_steps: int, final: bool = False) -> bool:
+    def snapshot_due(self, env_steps: int, updates: int = 0, final: bool = False) -> bool:
         """Whether `snapshot` would write one now."""
         return False
 
@@ -276,8 +276,8 @@ class Run(_DirectoryRun):
     def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         self._console.progress(step, n_steps, unit)
 
-    def snapshot_due(self, env_steps: int, final: bool = False) -> bool:
-        return self._retention.due(env_steps, final)
+    def snapshot_due(self, env_steps: int, updates: int = 0, final: bool = False) -> bool:
+        return self._retention.due(env_steps, updates, final)
 
     def snapshot(
         self,

@@ -295,7 +295,7 @@ def save_snapshot(runner: Reporting, final: bool) -> None:
         return [part for parts in ranks.gather(own) for part in parts]
 
     runner.log.record_episodes()  # of all env_steps of the snapshot
-    if not ranks.broadcast(run.snapshot_due(step, final)):
+    if not ranks.broadcast(run.snapshot_due(step, runner.updates, final)):
         return
     return_mean, updates = runner.log.return_mean, runner.updates
     with runner.stop.protect():

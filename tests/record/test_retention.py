@@ -87,6 +87,15 @@ def test_an_existing_final_snapshot_is_not_written_again(tmp_path: Path) -> None
     retention = Retention(tmp_path, SnapshotPolicy("last", keep=1))
     path = retention.save_if_due(lambda: {"n": 1}, 10, 1.0, 0, False)
     assert retention.save_if_due(lambda: {"n": 2}, 10, 1.0, 0, True) == path
+    again = Retention(tmp_path, SnapshotPolicy("last", keep=1))
+    assert again.save_if_due(lambda: {"n": 3}, 10, 1.0, 0, True) == path
+
+
+def test_a_final_snapshot_has_the_updates_since_one_of_the_same_step(tmp_path: Path) -> None:
+    retention = Retention(tmp_path, SnapshotPolicy("last", keep=1))
+    retention.save_if_due(lambda: {"n": 1}, 10, 1.0, 5, False)
+    retention.save_if_due(lambda: {"n": 2}, 10, 1.0, 6, True)
+    assert load_snapshot(tmp_path)[0] == {"n": 2}
 
 
 def test_mode_last_after_mode_best_leaves_no_dangling_link(tmp_path: Path) -> None:
