@@ -138,6 +138,8 @@ env.normalize_reward=yes -> env.normalize_reward=yes: write true or false
 experiment=nothere.yaml -> experiment=nothere.yaml: no such file
 callbacks=[foo] dry_run=true -> callbacks=foo must be written package.module:name
 sweep.seed=0,1 callbacks=[foo] -> callbacks=foo must be written package.module:name
+sweep.seed=0,1 sampler.statistics=[foo] -> sampler.statistics=foo must be written package.module:name
+sweep.seed=0,1 agents.map=foo -> agents.map=foo must be written package.module:name
 sweep.seed=0,1 device=gpu -> device='gpu' is not a device
 sweep.seed=0,1 eval.function=foo:bar -> No module named 'foo'
 experiment=./nothere.yaml -> experiment=./nothere.yaml: no such file

@@ -44,6 +44,7 @@ def test_a_trained_run_is_resumed(tmp_path: Path) -> None:
     result = rlframe.train(resume=run, n_steps=192)
     assert result.directory == run
     assert result.metrics["env_steps"] >= 192
+    assert rlframe.train(resume=run).metrics == result.metrics, "it is at its end"
 
 
 @pytest.mark.skipif(n_cpus() < 2, reason="one CPU is all that there is to be pinned to")

@@ -249,7 +249,8 @@ class VectorInfoMeans:
 
     def add(self, infos: Any, valid: np.ndarray) -> None:
         """Add one step's infos for the environments that are `valid` [n]; never raises."""
-        for name, values in infos.items():
+        for key, values in infos.items():
+            name = str(key)
             is_mask = name.startswith("_") and name[1:] in infos
             numbers = isinstance(values, np.ndarray) and values.shape == (self._n,) and values.dtype.kind in "biuf"
             if is_mask or not numbers:

@@ -44,7 +44,8 @@ _OF_AGENTS, _RETURN = "episode/", "/return"  # how environments of several agent
 
 def metric_of(diagnostic: str) -> str:
     """The metric of a number that an episode has beside its return: env/<name>, or episode/<policy>/return as it is."""
-    return diagnostic if diagnostic.startswith(_OF_AGENTS) else f"env/{diagnostic}"
+    name = printable(diagnostic).replace("\n", r"\n")  # a row of a log is a line
+    return name if name.startswith(_OF_AGENTS) else f"env/{name}"
 
 
 def policy_returns(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -184,10 +184,13 @@ def choices_made(run: Path) -> dict[str, Any]:
 
 
 def _check_references(c: Experiment) -> None:
-    """Raise ConfigError unless the loggers, callbacks, function, place and dataset that it names can be used."""
+    """Raise ConfigError unless the loggers, callbacks, functions, place and dataset that it names can be used."""
     check_loggers(c.loggers)
-    for name in c.callbacks:
-        find_attribute(name, "callbacks")
+    of_agents = filter(None, [c.agents.map_function])
+    named = {"callbacks": c.callbacks, "sampler.statistics": c.sampler.statistics, "agents.map": of_agents}
+    for key, names in named.items():
+        for name in names:
+            find_attribute(name, key)
     if c.eval.function:
         find_function(c.eval.function)
     check_uri(c.sync, "sync")

@@ -95,17 +95,18 @@ class Shard:
         """Store a batch; new rows have the highest priority of all shards. Returns the mass."""
         self.replay.raise_highest(highest)
         self.replay.append(samples)
-        return self.replay.mass
+        return self.mass()
 
     def mass(self) -> float:
-        return self.replay.mass
+        """0 while it has too few rows for a batch: any number of rows of one may be drawn from it."""
+        return self.replay.mass if self.replay.n_rows else 0.0
 
     def draw(self, n: int) -> Reply:
-        """n rows, or none if there are none to draw."""
-        if not n or not self.replay.n_choices:
-            return Reply((), np.zeros(0), self.replay.mass)
+        """n rows, or none if there are too few to draw."""
+        if not n or not self.mass():
+            return Reply((), np.zeros(0), self.mass())
         batch, probability = self.replay.sample_with_probability(n)
-        return Reply((map_tree(as_numpy, batch),), probability, self.replay.mass)
+        return Reply((map_tree(as_numpy, batch),), probability, self.mass())
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray) -> None:
         self.replay.update_priorities(index, priority)

@@ -157,7 +157,7 @@ class Runner(ABC):
         return RETURN_MEAN if self.evaluator is not None else "episode/return_mean"
 
     def train(self) -> dict[str, float]:
-        """Train to `n_steps`, to a limit, or until stopped; returns the last row of the log.
+        """Train to `n_steps`, to a limit, or until stopped; returns the last row of the log, also of an ended run.
 
         Raises:
             Interrupted: SIGINT, SIGTERM or SIGHUP stopped it; a snapshot was written if there was time.
@@ -166,7 +166,7 @@ class Runner(ABC):
             NothingLearned: it came to its end without one update.    Idle: it stands still.
             Exited: code of the user's called sys.exit.
         """
-        last: dict[str, float] = {}
+        last = dict(self.log.latest)
         with self.stop_request() as self.stop:
             for row in self.rows():
                 last = row

@@ -110,6 +110,8 @@ def _fraction(given: KeyValues, key: str, default: float) -> float:
 
 def _check_runs(experiment: Experiment, interval: int) -> None:
     """Raise ConfigError unless runs of this config stop after each interval, with a snapshot."""
+    if experiment.runner.learns_from_data:
+        raise ConfigError("runner=offline_rl takes no env_steps, by which the intervals of searcher=pbt are counted")
     log_steps, n_steps = experiment.runner.log_interval_steps, experiment.runner.n_steps
     if not 0 < interval < n_steps:
         raise ConfigError(f"pbt.interval_steps={interval:,} must be above 0 and below runner.n_steps={n_steps:,}")

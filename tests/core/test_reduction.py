@@ -44,6 +44,13 @@ def test_numbers_in_the_infos_of_a_vector_environment() -> None:
     assert means.pop(1) == {"gold": -3.0, "gold_sum": -6.0, "gold_last": -5.0, "gold_min": -5.0, "gold_max": -1.0}
 
 
+def test_a_key_that_is_no_text_is_named_by_its_text() -> None:
+    means, vector = InfoMeans(), VectorInfoMeans(1)
+    means.add({3: 2.0})
+    vector.add({3: np.array([2.0])}, np.array([True]))
+    assert means.pop() == vector.pop(0) == {"3": 2.0}
+
+
 def test_a_number_whose_whole_name_is_that_of_a_reduction_is_averaged() -> None:
     means, vector = InfoMeans(), VectorInfoMeans(1)
     for value in (1.0, 2.0, 6.0):

@@ -13,7 +13,7 @@ from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.evaluation.report import summarize
+from rlframe.evaluation.report import metric_of, summarize
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
 
 
@@ -173,3 +173,8 @@ def test_a_summary_is_over_episodes() -> None:
         "eval/length_max": 30,
     }
     assert summarize([], "eval") == {}
+
+
+def test_the_name_of_a_metric_keeps_a_row_of_a_log_on_one_line() -> None:
+    assert metric_of("gold") == "env/gold"
+    assert metric_of("new\nline\r") == r"env/new\nline\r"

@@ -15,7 +15,8 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.replay import FixedSequence, NStep, OnRay, ShardedReplay, make_replay
-from rlframe.replay.shard import map_objects
+from rlframe.replay.make import InMemory, ReplaySpec
+from rlframe.replay.shard import Shard, map_objects
 from rlframe.replay.shards import Division
 from tests.clusters import ray as ray
 from tests.clusters import with_cluster
@@ -106,6 +107,17 @@ def test_draws_and_weights_are_those_of_the_priorities_of_all_shards(ray: Any) -
     assert np.abs(found - probability).max() < 5 * np.sqrt(probability.max() / 20_000)
     weight = (probability[place] / probability[place].min()) ** -0.4
     np.testing.assert_allclose(batch.weight.numpy(), weight, rtol=1e-6)
+
+
+def test_a_shard_has_no_mass_before_it_has_a_batch_of_different_rows() -> None:
+    history, shard = History(2, ends=0.0), Shard()
+    spec = ReplaySpec(80, space_of(history), ACTIONS, BatchSpec(4, 2), NStep(0.5), alpha=0.6, unique=12)
+    shard.start(InMemory(size=80), spec)
+    assert shard.append(batch_of(history), 1.0) == shard.draw(0).mass == 0, "of 8 rows"
+    assert shard.draw(4).rows == ()
+    assert shard.append(batch_of(history), 1.0) > 0
+    (batch,) = shard.draw(12).rows
+    assert len(np.unique(batch.index)) == 12
 
 
 @with_cluster

@@ -17,6 +17,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule
+from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 from rlframe.record import branch
 from rlframe.record.directory import write_params
@@ -289,6 +290,12 @@ def test_a_wrong_population_is_refused_before_anything_starts(
     assert main([word for word in words if word == given or not word.startswith(f"{own}=")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
+
+
+def test_a_population_of_runs_from_data_is_refused() -> None:
+    data = {"runner": "offline_rl", "algo": "bc", "algo.replay": "dataset", "algo.replay.path": "mine-v0"}
+    with pytest.raises(ConfigError, match="runner=offline_rl takes no env_steps"):
+        PbtPlan.read({"search.algo.learning_rate": "uniform(0.1,0.3)"}, from_flat({"env": "CartPole-v1", **data}))
 
 
 def test_words_of_a_population_are_refused_in_another_search(
