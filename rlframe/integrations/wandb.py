@@ -13,7 +13,7 @@ from rlframe.core.files import append, open_regular_file, open_to_append, parse_
 from rlframe.integrations.tracker import Points, Tracker
 
 _FOLDERS = ("wandb", ".wandb")  # one of them is W&B's own in the run's directory
-_MAX_BYTES, _MAX_LINE_BYTES, _MAX_NAMES = 1 << 25, 1 << 20, 10_000  # of wandb_sent.jsonl
+_MAX_BYTES, _MAX_LINE_BYTES, _MAX_NAMES = 1 << 28, 1 << 20, 10_000  # of wandb_sent.jsonl
 
 
 class WandbLogger(Tracker):

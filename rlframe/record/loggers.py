@@ -36,7 +36,7 @@ from rlframe.core.parts import find_attribute
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
-_MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
+_MAX_JSONL, _JSON_BYTES = 1 << 28, 32  # bytes that are copied when a run is resumed, and more for each of its table
 _MAX_OWN = 1 << 34  # bytes of a table that a run writes: some 4e8 episodes
 
 
@@ -187,11 +187,11 @@ class JsonlLogger(Logger):
 
     def _bounded(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines; a table from another person may have few rows and endless names, which each line repeats."""
-        n_left = _MAX_JSONL
+        n_left = limit = _MAX_JSONL + _JSON_BYTES * self._table.stat().st_size
         for line in lines:
             n_left -= len(line)
             if n_left < 0:
-                raise RecordError(f"{self._table} is too large: its rows take more than {_MAX_JSONL:,} bytes as JSON")
+                raise RecordError(f"{self._table} is too large: its rows take more than {limit:,} bytes as JSON")
             yield line
 
     def check(self) -> None:

@@ -23,7 +23,6 @@ PRUNED = "pruned"  # by a search
 _FORMAT = 2
 _ROWS = 8  # of the tail
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
-_COLUMNS = ("env_steps", "time/env_steps_per_s", "time/elapsed_s")
 RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log has
 
 
@@ -31,22 +30,23 @@ RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log ha
 class StudyProgress:
     """The last row of a run's log; nan where it has no value."""
 
-    env_steps: float = math.nan
+    steps: float = math.nan
     n_steps: float = math.nan
     return_: float = math.nan
-    per_s: float = math.nan  # env_steps per second of the last log interval
+    per_s: float = math.nan  # steps per second of the last log interval
     elapsed_s: float = math.nan
     written: float = math.nan  # time.time() of the row
+    unit: str = "env_steps"  # of steps; updates where no environment is stepped
 
     def fraction(self) -> float:
         """The fraction of n_steps, from 0 to 1; nan if unknown."""
-        return min(1.0, self.env_steps / self.n_steps) if self.n_steps > 0 else math.nan
+        return min(1.0, self.steps / self.n_steps) if self.n_steps > 0 else math.nan
 
     def left_s(self) -> float:
         """Seconds left at the mean speed so far; nan if unknown."""
-        if not self.env_steps > 0:
+        if not self.steps > 0:
             return math.nan
-        at_row = self.elapsed_s * (self.n_steps - self.env_steps) / self.env_steps
+        at_row = self.elapsed_s * (self.n_steps - self.steps) / self.steps
         return max(0.0, at_row - (time.time() - self.written))
 
 
@@ -73,8 +73,9 @@ class ProgressReader:
             with suppress(ConfigError, ValueError, KeyError, TypeError):
                 self._n_steps = float(read_json(self._params)["config"]["runner.n_steps"])
         return_ = next((row[name] for name in RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
-        env_steps, per_s, elapsed_s = (row.get(name, math.nan) for name in _COLUMNS)
-        self._progress = StudyProgress(env_steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9)
+        unit = "updates" if row.get("env_steps") == 0 and row.get("updates", 0) > 0 else "env_steps"
+        steps, per_s, elapsed_s = (row.get(name, math.nan) for name in (unit, f"time/{unit}_per_s", "time/elapsed_s"))
+        self._progress = StudyProgress(steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9, unit)
         return self._progress
 
 

@@ -58,8 +58,8 @@ class Row:
         )
 
     def _steps(self) -> str:
-        """env_steps of all: 25.6k/100k."""
-        done, n_steps = self.progress.env_steps, self.progress.n_steps
+        """Steps of all: 25.6k/100k."""
+        done, n_steps = self.progress.steps, self.progress.n_steps
         if math.isnan(done):
             return ""
         return _short(done) if math.isnan(n_steps) else f"{_short(done)}/{_short(n_steps)}"
@@ -67,14 +67,15 @@ class Row:
     def line(self) -> str:
         """The progress of an active run in one line."""
         titles = dict(zip(HEADER, self.cells(), strict=True))
-        named = [f"{name} {titles[name]}" for name in ("env_steps", "return") if titles[name]]
+        units = {"env_steps": self.progress.unit, "return": "return"}
+        named = [f"{unit} {titles[name]}" for name, unit in units.items() if titles[name]]
         named += [f"{titles[name]} {name}" for name in ("steps/s", "left") if titles[name]]
         return f"{self.name} {', '.join(named)}"
 
     def result(self) -> str:
-        """State, return, env_steps and time in one line."""
+        """State, return, steps and time in one line."""
         return_ = "" if math.isnan(self.progress.return_) else f", return {format_number(self.progress.return_)}"
-        steps = "" if math.isnan(self.progress.env_steps) else f" at env_steps {self.progress.env_steps:,.0f}"
+        steps = "" if math.isnan(self.progress.steps) else f" at {self.progress.unit} {self.progress.steps:,.0f}"
         reason = f": {self.reason}" if self.reason else ""
         return f"{self.name} {self.state}{return_}{steps}, {format_duration(self.seconds)}{reason}"
 
@@ -151,7 +152,7 @@ class PlainStatusTable(StatusTable):
         running = [row for row in rows if row.state == RUNNING]
         if running:
             self.interval_s = min(1.1 * self.interval_s, _LONGEST_S)
-            logged = [row.line() for row in running if not math.isnan(row.progress.env_steps)]
+            logged = [row.line() for row in running if not math.isnan(row.progress.steps)]
             self.message("\n  ".join([line, *logged]))
 
     def close(self) -> None:

@@ -237,8 +237,16 @@ def test_a_strangers_table_cannot_grow_without_end_as_jsonl(tmp_path: Path, monk
     path.write_text(f"env_steps,{'x' * 5_000}\n" + "1,1\n" * 1_000)
     assert loggers._MAX_JSONL == 1 << 28
     monkeypatch.setattr(loggers, "_MAX_JSONL", 1 << 20)
-    with pytest.raises(RecordError, match="its rows take more than 1,048,576 bytes as JSON"):
+    with pytest.raises(RecordError, match="its rows take more than 1,336,928 bytes as JSON"):
         JsonlLogger(path)
+
+
+def test_a_table_of_many_rows_may_be_as_long_as_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text("env_steps,algo/policy_loss\n" + "123456,0.123456\n" * 1_000)
+    monkeypatch.setattr(loggers, "_MAX_JSONL", 1 << 10)
+    JsonlLogger(path).close()
+    assert (tmp_path / "progress.jsonl").stat().st_size > 3 * path.stat().st_size
 
 
 HERE = "tests.record.own_loggers"

@@ -26,7 +26,7 @@ from rlframe.study.table import (
     summary_csv,
 )
 
-HALF = StudyProgress(env_steps=50_123, n_steps=1e5, return_=123.4, per_s=2345.6, elapsed_s=60.0, written=time.time())
+HALF = StudyProgress(steps=50_123, n_steps=1e5, return_=123.4, per_s=2345.6, elapsed_s=60.0, written=time.time())
 
 
 NOTHING = StudyProgress()
@@ -45,10 +45,21 @@ def test_progress_is_the_newest_values_of_complete_rows_and_n_steps_of_the_run(t
     (tmp_path / "progress.csv").write_text(rows + "500,61.0,9")
     os.utime(tmp_path / "progress.csv", (time.time(), time.time()))
     progress = reader.read()
-    assert (progress.env_steps, progress.fraction(), progress.return_, progress.per_s) == (250, 0.25, 10.0, 8.0)
+    assert (progress.steps, progress.fraction(), progress.return_, progress.per_s) == (250, 0.25, 10.0, 8.0)
     assert progress.left_s() == pytest.approx(93.0, abs=5.0)
     (tmp_path / "progress.csv").write_text(rows + "500,61.0,9.0,8.0,8.0\n")
     assert (reader.read().fraction(), reader.read().return_) == (0.5, 9.0)
+
+
+def test_the_progress_of_a_run_from_data_is_in_updates(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps({"config": {"runner.n_steps": 1000}}))
+    (tmp_path / "progress.csv").write_text(
+        "env_steps,updates,eval/return_mean,time/env_steps_per_s,time/updates_per_s\n0,0,1.0,,\n0,250,2.0,,80.0\n"
+    )
+    progress = ProgressReader(tmp_path).read()
+    assert progress.fraction() == 0.25
+    assert row("a", "running", progress).line() == "a updates 250/1k, return 2, 80 steps/s"
+    assert row("a", "done", progress).result() == "a done, return 2 at updates 250, 00:00"
 
 
 def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
@@ -74,7 +85,7 @@ def test_the_time_left_is_estimated_from_finished_runs() -> None:
     ("n_steps", "shown"), [(512, "0/512"), (99_999, "0/99.9k"), (999_999, "0/999k"), (1e7, "0/10M"), (2.5e9, "0/2.5G")]
 )
 def test_counts_of_steps_are_short_and_rounded_down(n_steps: float, shown: str) -> None:
-    assert row("a", "running", StudyProgress(env_steps=0, n_steps=n_steps)).cells()[3] == shown
+    assert row("a", "running", StudyProgress(steps=0, n_steps=n_steps)).cells()[3] == shown
 
 
 def test_the_table_has_a_line_per_run_and_the_reason_of_a_failure() -> None:
