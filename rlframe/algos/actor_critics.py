@@ -143,7 +143,8 @@ class OffPolicyActorCritic(OffPolicy):
 
     def explore(self) -> None:
         super().explore()
-        self.agent.set_random(self.progress.env_steps < random_until(self.config))
+        from_data = self.progress.updates and not self.progress.env_steps
+        self.agent.set_random(not from_data and self.progress.env_steps < random_until(self.config))
 
     def observe_data(self) -> None:
         if self.config.normalize_return:

@@ -67,6 +67,11 @@ class Progress:
             self.agent_steps += self.ranks.sum(samples.n_valid)
 
     @property
+    def now(self) -> int:
+        """env_steps of the batches received, or updates where a runner counts in them."""
+        return max(self.env_steps, self.scheduled)
+
+    @property
     def column_steps(self) -> int:
         """Steps of all columns of batches so far: of agents, where several share an environment."""
         return self.agent_steps or self.env_steps
@@ -119,13 +124,18 @@ class Algorithm(ABC):
     def learning_rate(self) -> float:
         """Of the policy or Q-function now. Set, to a number or a schedule, it stays so, also in snapshots.
 
-        Its `optimizer` and `critic_optimizer`, if it has one, are OptimizerSteps: `keep_rate` sets each of them.
+        So does every part with the same key, such as the temperature. Those with a key of their own, such as
+        `critic_optimizer`, are OptimizerSteps too: `keep_rate` sets each of them.
         """
         return float(vars(self.unwrapped)["optimizer"].rate)
 
     @learning_rate.setter
     def learning_rate(self, rate: Scheduled) -> None:
-        vars(self.unwrapped)["optimizer"].keep_rate(rate)
+        parts = vars(self.unwrapped)
+        key = parts["optimizer"].rate_key
+        for part in list(parts.values()):
+            if getattr(part, "rate_key", "") == key:
+                part.keep_rate(rate)
 
     @property
     def unwrapped(self) -> Algorithm:

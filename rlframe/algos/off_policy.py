@@ -183,10 +183,15 @@ class OffPolicy(FromReplay):
         """Set the agent's exploration at first. Raises ConfigError if it was made by another config."""
         self.exploration.check(self.agent.exploration)
         self.explore()
+        self.progress.followers.append(self._follow_updates)
+
+    def _follow_updates(self, now: int) -> None:
+        if not self.progress.env_steps:  # no batch is received where a runner counts in updates
+            self.explore()
 
     def explore(self) -> None:
-        """Set the agent's exploration for `progress.env_steps`."""
-        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
+        """Set the agent's exploration for `progress.now`."""
+        self.exploration.apply(self.agent.exploration, self.progress.now)
 
     def receive(self, samples: Samples) -> None:
         before = self.progress.column_steps
@@ -200,7 +205,7 @@ class OffPolicy(FromReplay):
         return self.exploration.least_exploring(self.progress.env_steps)
 
     def counters(self) -> dict[str, float]:
-        level = self.exploration.metrics(self.agent.exploration, self.progress.env_steps)
+        level = self.exploration.metrics(self.agent.exploration, self.progress.now)
         return {**super().counters(), **level, **self.agent.exploration.counters()}
 
 

@@ -247,13 +247,14 @@ def actor_critic_loss(
 
 
 def _check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
-    """Raise ValueError if `n` minibatches do not divide the batch (its environments, with memory)."""
+    """Raise ValueError if `n` minibatches do not divide the batch (its columns, with memory)."""
     what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("sampler.batch_T * batch_B", batch_spec.size)
     if n < 1 or size % n:
         rows = "sequences (with memory, whole ones)" if recurrent else "rows"
         good = [k for k in range(1, size + 1) if size % k == 0][:8]
         raise ValueError(
-            f"algo.minibatches={n} must divide {what}={size} {rows}; use one of {', '.join(map(str, good))}"
+            f"algo.minibatches={n} must divide the {size} {rows} of a batch ({what}, of each agent); "
+            f"use one of {', '.join(map(str, good))}"
         )
 
 

@@ -37,6 +37,7 @@ class ReplayRatio:
         rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
         self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
         self._pending = self._dropped = 0
+        self._rows = 0  # learned from
 
     def updates_until(self, env_steps: int) -> int:
         """Whole updates due until then."""
@@ -63,8 +64,9 @@ class ReplayRatio:
         return due if self.ready and (n_rows or self.ranks.world_size > 1) else 0
 
     def count_update(self) -> None:
-        """An update was made; one that was not due, of a run without a sampler, is not counted."""
+        """An update was made; one that was not due, of a run without a sampler, takes none of those that are."""
         self._pending -= min(self._whole, self._pending)
+        self._rows += self.batch_size
 
     def drop(self) -> None:
         """Drop all pending updates."""
@@ -84,15 +86,17 @@ class ReplayRatio:
         """For the log: rows learned from per env_step since `learning_starts`, and the updates dropped."""
         dropped = {"replay/dropped_updates": float(self.dropped)} if self._dropped else {}
         env_steps = progress.env_steps - self.learning_starts
-        return {"replay/ratio": progress.updates * self.batch_size / env_steps if env_steps > 0 else 0.0, **dropped}
+        return {"replay/ratio": self._rows / env_steps if env_steps > 0 else 0.0, **dropped}
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Both counts as exact fractions."""
-        return {"pending": list(self.pending.as_integer_ratio()), "dropped": list(self.dropped.as_integer_ratio())}
+        """All counts as exact fractions."""
+        counts = {"pending": self.pending, "dropped": self.dropped, "rows": self._rows}
+        return {name: list(count.as_integer_ratio()) for name, count in counts.items()}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
         """Continue from saved counts."""
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
+        self._rows = state.get("rows", [0])[0]
 
 
 class TargetMoves:
@@ -110,8 +114,8 @@ class TargetMoves:
         """Whether the update that follows moves them, which then counts as a move; `interval`: in updates."""
         if not self.steps:
             return is_due(self.progress.updates, interval)
-        now = max(self.progress.env_steps, self.progress.scheduled)
-        due = now // self.steps > self.last // self.steps
+        now = self.progress.now
+        due = now // self.steps != self.last // self.steps  # less, if a sampler follows after learning from data
         self.last = now if due else self.last
         return due
 

@@ -172,7 +172,7 @@ class Continuous(SoftValue):
             q = self.critic.policy_q(observation, action)
         loss = (temperature * log_prob - q).mean()
         if self.config.action_prior == "gaussian":  # - log p(a), of a standard normal p
-            loss = loss + 0.5 * (action.flatten(1).square().sum(-1).mean() + self.policy.size * math.log(2 * math.pi))
+            loss = loss + 0.5 * (action.square().sum() / len(action) + self.policy.size * math.log(2 * math.pi))
         return loss, log_prob.mean()
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor
@@ -11,7 +10,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.parts import find_attribute
-from rlframe.core.spaces import action_parts
+from rlframe.core.spaces import action_parts, box_scaling
 from rlframe.core.struct import Tree, map_tree
 from rlframe.distributions.base import Distribution, Joint
 from rlframe.distributions.beta import Beta
@@ -89,15 +88,14 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
 
 
 def executed(action_space: Space, action: Tree) -> Tree:
-    """Canonical actions as environments execute them: clipped to [-1, 1] where a Box has two bounds."""
+    """Canonical actions as environments execute them: clipped to [-1, 1] where a Box has two bounds, or to its one."""
     parts = iter(action_parts(action_space))
 
     def clipped(x: Tensor) -> Tensor:
         _, space = next(parts)
         if not isinstance(space, spaces.Box):
             return x
-        bounded = np.isfinite(space.low) & np.isfinite(space.high)
-        clamped = x.clamp(-1, 1)
-        return clamped if bounded.all() else torch.where(torch.as_tensor(bounded, device=x.device), clamped, x)
+        low, high = (torch.as_tensor(bound, device=x.device) for bound in box_scaling(space)[2:])
+        return x.clamp(low, high)
 
     return map_tree(clipped, action)

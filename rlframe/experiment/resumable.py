@@ -21,7 +21,14 @@ _COUNTS = tuple(  # no sizes of the state
     f"algo.{name}"
     for name in ("epochs", "minibatches", "batch_size", "replay_ratio", "policy_interval", "target_interval")
 )
-_IN_STATE = ("algo.v_min", "algo.v_max", "algo.explore.log_std", "algo.optimizer.momentum")  # which the state is of
+_IN_STATE = {  # keys that the state is of; those with a condition only where the setting has that value
+    **dict.fromkeys(("algo.v_min", "algo.v_max", "algo.alpha", "algo.optimizer.momentum")),
+    **dict.fromkeys(("algo.explore.log_std", "algo.explore.epsilon_last", "algo.explore.std_last")),
+    "algo.temperature": ("algo.learn_temperature", True),
+    "algo.conservative_weight": ("algo.learn_conservative_weight", True),
+    "algo.explore.sigma": ("algo.explore", "parameter_noise"),
+    "algo.batch_size": ("algo.unique", True),
+}
 WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
 WHAT_CAN += f"and {', '.join(_COUNTS)}; of each policy, if they have names (agents.policies.red.algo.learning_rate)"
 _ADJUSTABLE = (  # in a resumed run
@@ -93,9 +100,11 @@ def can_change(key: str, config: Mapping[str, Any]) -> bool:
     elif policies and key.startswith("algo."):
         return False
     is_number = accepts_schedule(field) or field.final_type is float
-    in_state = {*_IN_STATE, *(["algo.temperature"] if config.get("algo.learn_temperature") else [])}
-    in_state |= {"algo.discount"} if "algo.replay" in config else set()  # of the returns in stored rows
-    return key in _COUNTS or (is_number and key.startswith(_GROUPS) and key not in in_state)
+    if key == "algo.discount" and "algo.replay" in config:  # of the returns in stored rows
+        return False
+    if key in _IN_STATE and ((of := _IN_STATE[key]) is None or config.get(of[0]) == of[1]):
+        return False
+    return key in _COUNTS or (is_number and key.startswith(_GROUPS))
 
 
 def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = "") -> set[str]:

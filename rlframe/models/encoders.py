@@ -231,9 +231,8 @@ class Encoder(nn.Module):
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
 
     def _add(self, space: Space, config: ModelConfig) -> None:
-        convolves = config.encoder != "mlp" and (is_image(space) or _is_board(space, config))
-        self.order.append(convolves)
-        if convolves:
+        self.order.append(convolves(space, config))
+        if self.order[-1]:
             assert isinstance(space, spaces.Box)
             self.image_leaves.append(_convolutions(Image(space), config))
         else:
@@ -308,6 +307,14 @@ def has_images(space: Space) -> bool:
     if isinstance(space, JointSpace):
         return any(has_images(own) for own in space.own.values())
     return any(is_image(part) for _, part in action_parts(space))
+
+
+def convolves(space: Space, config: ModelConfig) -> bool:
+    """Whether an encoder of this config has a CNN for a part of the space; `image_hidden` follows it, else `hidden`."""
+    if isinstance(space, JointSpace):
+        return any(convolves(own, config) for own in space.own.values())
+    found = any(is_image(part) or _is_board(part, config) for _, part in action_parts(space))
+    return config.encoder != "mlp" and found
 
 
 class CustomEncoder(nn.Module):

@@ -24,7 +24,7 @@ from rlframe.kernels.transfer import to_device
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig
-from rlframe.models.encoders import has_images
+from rlframe.models.encoders import convolves
 from rlframe.models.network import ACTIVATIONS, Network, Norm
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.views import ActionOutputs, View, special_entries
@@ -161,7 +161,7 @@ class QNetwork(QModel):
             raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
         view = View(observation_space, *special, PRIVILEGED)
         self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
-        name = "image_hidden" if has_images(view.space) else "hidden"
+        name = "image_hidden" if convolves(view.space, config) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
         hidden = widths[-1:] if dueling or noisy or n_cosines else ()
         if hidden and config.memory == "none":

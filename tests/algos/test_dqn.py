@@ -138,7 +138,9 @@ def test_pending_updates_are_bounded_and_dropped_ones_are_counted() -> None:
         ratio.due()
     assert ratio.due() == 9 * 16, "eight batches' worth, and the newest"
     assert ratio.dropped + ratio.pending == 100 * 16
-    counters = ratio.counters(Progress(env_steps=6_400, updates=160))
+    for _ in range(160):
+        ratio.count_update()
+    counters = ratio.counters(Progress(env_steps=6_400))
     assert counters == {"replay/ratio": 0.8, "replay/dropped_updates": 100 * 16 - 9 * 16}
 
 
@@ -175,6 +177,8 @@ def test_targets_move_at_the_first_update_after_an_interval_of_env_steps() -> No
     assert not resumed.turn(1)
     progress.schedule(700)  # of a runner that counts in updates
     assert resumed.turn(1)
+    progress.env_steps, progress.scheduled = 20, 0  # a sampler follows
+    assert [resumed.turn(1), resumed.turn(1)] == [True, False]
 
 
 def test_the_target_of_a_run_is_copied_by_env_steps() -> None:

@@ -258,6 +258,14 @@ def test_a_gaussian_prior_pulls_actions_to_the_middle() -> None:
     assert one["loss"] == other["loss"], "targets are those of the uniform prior"
 
 
+def test_a_gaussian_prior_may_be_of_an_action_without_dimensions() -> None:
+    algo = learner(sac, action_space=spaces.Box(-1, 1, (), np.float32), action_prior="gaussian")
+    observation, action = torch.zeros(2, 1), torch.tensor([0.5, -1.0])
+    loss, _ = algo.soft_value.policy_loss(observation, (action, torch.zeros(2)), torch.ones(()))
+    q = algo.critic.policy_q(observation, action).mean()
+    assert (loss + q).item() == pytest.approx(0.5 * (0.625 + math.log(2 * math.pi)))
+
+
 @pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
 def test_one_critic_of_sac_is_as_good_as_two_equal_ones(discrete: bool) -> None:
     given: dict[str, Any] = {"action_space": spaces.Discrete(3)} if discrete else {}

@@ -18,7 +18,7 @@ from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.optimizers import AdamWConfig, MuonConfig, OwnConfig, RAdamConfig, RMSPropConfig, SGDConfig
 from rlframe.replay import InMemory
-from tests.algos.learners import collected
+from tests.algos.learners import collected, learner
 from tests.variants import variants
 
 RUN = 48  # env_steps
@@ -155,6 +155,13 @@ def test_a_rate_that_is_set_in_a_run_may_be_a_schedule() -> None:
     assert other.learning_rate == found[-1]
     with pytest.raises(ValueError, match=r"learning_rate=linear\(1,-1\) must be at least 0 and finite"):
         algo.learning_rate = "linear(1,-1)"
+
+
+def test_a_rate_that_is_set_is_that_of_all_parts_with_its_key() -> None:
+    algo = learner(sac)
+    algo.learning_rate = 0.25
+    assert (algo.optimizer.rate, algo.temperature_optimizer.rate) == (0.25, 0.25)
+    assert algo.critic_optimizer.rate != 0.25
 
 
 @pytest.mark.parametrize(("rho", "c"), [(0.5, 1.0), ("linear(1,0.5)", 1.0), (1.0, "linear(1,1.2)")])

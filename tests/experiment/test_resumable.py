@@ -7,6 +7,8 @@ import pytest
 
 import rlframe
 from rlframe.core.errors import ConfigError
+from rlframe.experiment.resumable import can_change
+from rlframe.experiment.settings import from_flat, to_flat
 
 SETTINGS: dict[str, Any] = {
     "algo": "sac",
@@ -55,6 +57,27 @@ def test_numbers_hold_from_the_restored_state_on(state: Path) -> None:
 def test_all_settings_may_be_repeated_in_any_form(state: Path) -> None:
     again = {**SETTINGS, "algo.temperature": "0.10", "model": {}, "model.hidden": "[8, 8]", "precision": "auto"}
     assert restored(state, **again)["algo/loss"] == restored(state)["algo/loss"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fixed"),
+    [
+        ({"algo": "dqn", "algo.prioritized": True}, "algo.alpha"),
+        ({"algo": "dqn", "algo.prioritized": True, "algo.unique": True}, "algo.batch_size"),
+        ({"algo": "dqn"}, "algo.explore.epsilon_last"),
+        ({"algo": "cql", "algo.learn_conservative_weight": True}, "algo.conservative_weight"),
+        ({"algo": "td3", "algo.explore": "parameter_noise"}, "algo.explore.sigma"),
+    ],
+    ids=str,
+)
+def test_a_number_that_is_in_the_state_cannot_change(words: dict[str, Any], fixed: str) -> None:
+    assert not can_change(fixed, to_flat(from_flat({"env": "CartPole-v1", **words})))
+
+
+def test_a_number_that_is_in_the_state_of_others_can_change() -> None:
+    config = to_flat(from_flat({"env": "CartPole-v1", "algo": "cql"}))
+    assert can_change("algo.conservative_weight", config)
+    assert can_change("algo.batch_size", config)
 
 
 @pytest.mark.parametrize(

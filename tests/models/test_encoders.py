@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
@@ -316,5 +317,8 @@ def test_a_board_is_seen_by_convolutions_only_if_kernels_say_so() -> None:
     assert [tuple(x.shape) for x in encoder.parameters() if x.dim() == 4] == [(8, 2, 4, 4), (5, 8, 2, 2)]
     assert encoder(sample(board, 2)).shape == (2, 3)
     assert not make_encoder(board, ModelConfig()).image_leaves
+    dueling = dqn.Config(dueling=True).make_agent(board, spaces.Discrete(2), asked).model
+    assert dueling.trunk.size == 30, "image_hidden is that of the streams"
+    assert [tuple(x.shape) for x in dueling.advantage.parameters() if x.dim() == 2] == [(3, 30), (2, 3)]
     with pytest.raises(ConfigError, match="needs images"):
         make_encoder(board, ModelConfig(encoder="nature"))

@@ -85,6 +85,8 @@ def test_critics_see_actions_as_they_were_executed_and_densities_those_that_were
         made: Any = make_replay(config, *box, SPEC, NStep(0.9), sampled=sampled)
         assert set(made.sample(50).action.flatten().tolist()) == {seen}
     assert executed(box[1], torch.tensor([[3.0], [-0.5]])).tolist() == [[1.0], [-0.5]]
+    above = spaces.Box(np.float32([0, -np.inf]), np.float32([np.inf, 2]))
+    assert executed(above, torch.tensor([[-3.0, 4.0], [3.0, -4.0]])).tolist() == [[0.0, 2.0], [3.0, -4.0]]
 
 
 @pytest.mark.parametrize("lost_life", [False, True])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlframe import launch
-from rlframe.algos import dqn, iql, ppo
+from rlframe.algos import dqn, iql, ppo, sac
 from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.core.types import BatchSpec
 from rlframe.deploy.load import load_policy
@@ -55,6 +55,7 @@ def test_it_trains_logs_and_evaluates_in_updates(tmp_path: Path) -> None:
     assert all(float(each["eval/return_mean"]) > 0 for each in rows)
     assert {each["env_steps"] for each in rows} == {"0"}
     assert row["algo/loss"] > 0
+    assert [float(each["algo/epsilon"]) for each in rows] == pytest.approx([1, 0.1, 0.1, 0.1])
     rates = [float(each["algo/learning_rate"]) for each in rows]
     assert rates == pytest.approx([1e-2 * (1 - n / 60) for n in (0, 9.5, 29.5, 49.5)])
     snapshots = list_snapshots(run.directory / "snapshot")
@@ -73,6 +74,20 @@ class StopsAfter(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
         elif self.runner.updates == self.updates:
             self.stop("enough")
+
+
+def test_actions_are_not_random_once_something_was_learned_from_data() -> None:
+    config = sac.Config(batch_size=8, replay=InMemory(size=256))
+    envs = make_envs(EnvConfig("Pendulum-v1"), 4, [0, 1, 2, 3])
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
+    algo = config.make_algorithm(agent, BatchSpec(32, 4), 60, 0)
+    sampler = SerialSampler(envs, agent, 32)
+    algo.replay.append(sampler.collect())
+    sampler.close()
+    assert agent.random == 1
+    with OfflineRl(Learner(agent, algo), OPTIONS) as runner:
+        runner.train()
+    assert agent.random == 0
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
