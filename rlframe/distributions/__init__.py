@@ -95,6 +95,8 @@ def executed(action_space: Space, action: Tree) -> Tree:
         _, space = next(parts)
         if not isinstance(space, spaces.Box):
             return x
+        if space.is_bounded():
+            return x.clamp(-1, 1)
         low, high = (torch.as_tensor(bound, device=x.device) for bound in box_scaling(space)[2:])
         return x.clamp(low, high)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 import chz
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_yaml
+from rlframe.core.files import parse_value, parse_yaml
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_keys, module_names
 from rlframe.envs import EnvOptions
@@ -218,7 +218,7 @@ def _free_values(key: str, name: str | None, value: Any) -> Mapping[str, Any]:
     are_texts = key.partition(".")[0] == "env_vars"
     if are_texts and name:
         return {name: text_of(value)}
-    parsed = _parse(key, value)
+    parsed = _parse(key, value, parse_yaml if are_texts else parse_value)
     if name:
         return {name: parsed}
     if not isinstance(parsed, Mapping):
@@ -262,9 +262,9 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     return f"{bad[3]}={bad[1] or bad[2] or ''}: {reasons[is_part]}"
 
 
-def _parse(key: str, value: Any) -> Any:
+def _parse(key: str, value: Any, parse: Callable[[str], Any] = parse_value) -> Any:
     try:
-        return parse_yaml(value) if isinstance(value, str) else value
+        return parse(value) if isinstance(value, str) else value
     except ValueError:
         raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
 

@@ -61,8 +61,13 @@ def remote_array(number: int, array: ChunkedArray, chunks: Sequence[Any] = ()) -
 
 
 def stored(array: ChunkedArray) -> RemoteArray:
-    """A large array whose chunks are copied into Ray's store, which writes to disk what does not fit into it."""
-    return remote_array(0, array, [imported().put(chunk) for chunk in array.chunks()])
+    """A large array whose different chunks are copied into Ray's store, which writes to disk what does not fit."""
+    references: dict[str | int, Any] = {}
+    keys = [array.digests[i] or i for i in range(len(array.counts))]
+    for i, key in enumerate(keys):
+        if key not in references:
+            references[key] = imported().put(array.read(i))
+    return remote_array(0, array, [references[key] for key in keys])
 
 
 def map_objects(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:

@@ -1,6 +1,5 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
-from rlframe.core.files import replace_file
+from rlframe.core.files import format_value, replace_file
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
 from rlframe.experiment.objects import named
@@ -211,7 +210,7 @@ def _text(key: str, value: Any, command: Sequence[str], objects: StudyObjects) -
         return ",".join(_text(key, each, command, objects) for each in value)
     if isinstance(value, Mapping):
         try:
-            return json.dumps(value)
-        except TypeError as error:
-            raise ConfigError(f"{key}={value!s:.100}: {error}; use numbers, texts, lists and dicts of them") from None
+            return format_value(dict(value))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
     return objects.name(value, command) if isinstance(value, ObjectName) else str(value)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_yaml
+from rlframe.core.files import parse_value
 from rlframe.experiment.presets import load_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key, split_values
 
@@ -98,7 +98,7 @@ def _text(name: str, value: Any) -> str:
 
 def _means_itself(text: str) -> bool:
     try:
-        return bool(parse_yaml(text) == text)
+        return bool(parse_value(text) == text)
     except ValueError:
         return False
 

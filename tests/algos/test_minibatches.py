@@ -104,7 +104,11 @@ def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
 @pytest.mark.parametrize(
     ("memory", "n", "message"),
     [
-        ("none", 5, r"algo.minibatches=5 must divide the 24 rows of .*batch_T \* batch_B.*; use one of 1, 2, 3, 4, 6, 8, 12, 24"),
+        (
+            "none",
+            5,
+            r"algo.minibatches=5 must divide the 24 rows .*batch_T \* batch_B.*; use one of 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
         ("lstm", 3, r"algo.minibatches=3 must divide the 4 sequences .*sampler.batch_B.*; use one of 1, 2, 4"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.replay import FixedSequence, NStep, OnRay, ShardedReplay, make_replay
+from rlframe.replay import shard as shard_module
 from rlframe.replay.make import InMemory, ReplaySpec
-from rlframe.replay.shard import Shard, map_objects
+from rlframe.replay.shard import Shard, map_objects, stored
 from rlframe.replay.shards import Division
 from tests.clusters import ray as ray
 from tests.clusters import with_cluster
@@ -107,6 +109,14 @@ def test_draws_and_weights_are_those_of_the_priorities_of_all_shards(ray: Any) -
     assert np.abs(found - probability).max() < 5 * np.sqrt(probability.max() / 20_000)
     weight = (probability[place] / probability[place].min()) ** -0.4
     np.testing.assert_allclose(batch.weight.numpy(), weight, rtol=1e-6)
+
+
+def test_chunks_that_repeat_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[np.ndarray] = []
+    monkeypatch.setattr(shard_module, "imported", lambda: SimpleNamespace(put=lambda x: put.append(x) or len(put)))
+    zeros = ChunkedArray(np.dtype(np.float32), (), [4] * 3, lambda i: np.zeros(4, np.float32), ["a", "a", "b"])
+    assert stored(zeros).chunks == (1, 1, 2)
+    assert len(put) == 2
 
 
 def test_a_shard_has_no_mass_before_it_has_a_batch_of_different_rows() -> None:

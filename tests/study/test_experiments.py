@@ -41,6 +41,9 @@ def test_values_become_the_words_of_a_command_line(file: Path) -> None:
       env_kwargs: {mode: "1", size: [2, 3], least: 0.00001, most: .inf, limit: null}
       env_kwargs.text: hard
       env_kwargs.number: "5"
+      env_kwargs.text_of_number: "1e-5"
+      env_kwargs.least: 1e-5
+      env_vars.COMMIT: 12e4567
       sweep.model.hidden: [[64, 64], [256, 256]]
       sweep.algo.rate: [1e-3, 0.0003]
       sweep.env_kwargs.flag: [true, "true", b]
@@ -52,8 +55,11 @@ def test_values_become_the_words_of_a_command_line(file: Path) -> None:
         "env_kwargs": '{"mode": "1", "size": [2, 3], "least": 1e-05, "most": Infinity, "limit": null}',
         "env_kwargs.text": "hard",
         "env_kwargs.number": '"5"',
+        "env_kwargs.text_of_number": '"1e-5"',
+        "env_kwargs.least": "1e-05",
+        "env_vars.COMMIT": "12e4567",
         "sweep.model.hidden": "[64,64],[256,256]",
-        "sweep.algo.rate": "0.001,0.0003",
+        "sweep.algo.rate": "1e-3,0.0003",
         "sweep.env_kwargs.flag": 'true,"true",b',
         "sweep.one": "3",
     }
