@@ -44,6 +44,7 @@ _MAX = {  # of fields that decide how much memory or how many processes a run ta
 _MAX_TEXT = 10_000  # characters of an environment's arguments
 _OWN_MODULE = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
 _OWN_ENV = re.compile(r"rlframe\.envs\.debug_envs:[a-z]\w*")  # the only callables of rlframe that are environments
+_OWN_WRAPPER = "rlframe.envs.wrappers:ActionMaskFromInfo"
 _OWN_PLAYER = re.compile(r"rlframe\.envs\.debug_players:[a-z]\w*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
@@ -158,17 +159,18 @@ def _is_plain(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key in ("callbacks", "sampler.statistics", "env.wrappers", "sync"):
+    if key in ("callbacks", "sampler.statistics", "sync"):
         return value in ("", [])
+    if key == "env.wrappers":
+        return all(name in ("", _OWN_WRAPPER) for name in _names(value))
     if key in ("eval.function", "sampler.collector"):
         return value == ""
     if key == "agents.league.members":
         return all(isinstance(text, str) for text in _texts(value))
     if key == "eval.opponents":
-        named = (name.strip() for text in _texts(value) for name in text.strip("[] ").split(","))
-        return all(name in ("", RANDOM) or _OWN_PLAYER.fullmatch(name) for name in named)
+        return all(name in ("", RANDOM) or _OWN_PLAYER.fullmatch(name) for name in _names(value))
     if key == "loggers":
-        return all(name.strip() in ("", *LOGGERS) for text in _texts(value) for name in text.strip("[] ").split(","))
+        return all(name in ("", *LOGGERS) for name in _names(value))
     if key in _TEXT:
         return isinstance(value, str)
     if _KWARGS.fullmatch(key):
@@ -212,6 +214,11 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts(each)
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Those of a list, also of one that is written as text."""
+    return (name.strip() for text in _texts(value) for name in text.strip("[] ").split(","))
 
 
 def _networks(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -29,6 +29,8 @@ EVIL: list[dict[str, Any]] = [
     {"env": "evil:CartPole-v1"},
     {"env": "evil:make"},
     {"env": "os:system", "env_kwargs.command": "touch x"},
+    {"env.wrappers": ["rlframe.envs.wrappers:find_attribute"]},
+    {"env.wrappers": "[rlframe.envs.wrappers:ActionMaskFromInfo,os:system]"},
     {"env": "rlframe.core.parts:find_module", "env_kwargs.name": "evil.evil"},
     {"env_kwargs": {"xml_file": "/tmp/evil.xml"}},
     {"env_kwargs": {"xml_file": "./evil.xml"}},
@@ -135,6 +137,7 @@ def test_a_value_on_the_command_line_is_never_evaluated() -> None:
         {"algo": "r2d1", "model.memory": "lstm", "model.memory_size": 512, "device": "cuda:0"},
         {"model.memory": "transformer", "model.channels": [32, 64], "model.kernels": [5, 3], "model.strides": [2, 1]},
         {"env": "Pendulum-v1", "model.distribution": "squashed_gaussian", "model.norm": "layer"},
+        {"env": "Taxi-v4", "env.wrappers": ["rlframe.envs.wrappers:ActionMaskFromInfo"]},
         {"env": "rlframe.envs.debug_envs:identity", "runner": "async_rl", "affinity": "16cpu_4gpu_1gpr_0slt"},
         {
             "snapshot_mode": "best",
