@@ -38,14 +38,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
-from rlframe.experiment.weights import (
-    check_weights,
-    load_optimizers,
-    load_weights,
-    naming_policy,
-    of_exploration,
-    saved_part,
-)
+from rlframe.experiment.weights import load_init, load_optimizers, naming_policy, saved_part
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.replay.buffer import DividedReplay
@@ -382,11 +375,7 @@ def make_agent(
             f"(model.hidden, or model.image_hidden for images), or leave norm out"
         )
     if experiment.init:
-        saved, own = saved_part(experiment.init, "agent", policy), agent.state_dict()
-        source = f"init={experiment.init}"
-        check_weights(saved, source)
-        weights = of_exploration(saved, False) | of_exploration(own, True)  # a new run explores as its config says
-        load_weights(agent, weights, source)
+        load_init(agent, experiment.init, policy, lambda: to_flat(experiment))
     return agent.to(device)
 
 

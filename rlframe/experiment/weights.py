@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.optimizer_step import optimizer_steps
-from rlframe.core.errors import ConfigError, one_line
+from rlframe.core.errors import ConfigError, one_line, printable
+from rlframe.core.files import read_json
 from rlframe.record.snapshot import load_snapshot, state_keys
 
 
@@ -96,6 +97,38 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{source} holds another network: {one_line(error, 400)}") from None
+
+
+def load_init(agent: Agent, init: str, policy: str, config: Callable[[], Mapping[str, Any]]) -> None:
+    """Load the weights that `init` names, except those of exploration: a new run explores as its config says.
+
+    Args:
+        policy: as of `saved_part`.    config: gives the flat config of the new run.
+    Raises:
+        ConfigError: as `saved_part` and `load_weights`; the message has the network of that run, where it differs.
+    """
+    saved, own, source = saved_part(init, "agent", policy), agent.state_dict(), f"init={init}"
+    check_weights(saved, source)
+    try:
+        load_weights(agent, of_exploration(saved, False) | of_exploration(own, True), source)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_other_settings(init, config())}") from None
+
+
+def _other_settings(init: str, config: Mapping[str, Any]) -> str:
+    """What the run of `init` was made with, of its environment, algorithm and network, that a config has not."""
+    path = Path(located(init, init)[0]).absolute()
+    files = [folder / "params.json" for folder in (path, *path.parents[:2])]
+    with suppress(ConfigError, StopIteration, KeyError, AttributeError):
+        theirs = read_json(next(file for file in files if file.is_file()))["config"]
+        keys = [key for key in theirs if key in ("env", "algo") or key.startswith("model.")]
+        other = [f"{key}={_word(theirs[key])}" for key in keys if key in config and theirs[key] != config[key]]
+        return f"; its run has {printable(', '.join(other))}" if other else ""
+    return ""
+
+
+def _word(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:

@@ -90,6 +90,16 @@ def test_launch_says_so_and_starts_nothing(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "runs").exists()
 
 
+def test_weights_of_another_network_are_refused_with_what_their_run_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env=CartPole-v1", "algo=ppo", "sampler=serial", "runner.n_steps=64", "eval.n_episodes=0"]
+    words += ["sampler.batch_T=16", "sampler.batch_B=4", "affinity=none"]
+    assert main([*words, "model.hidden=[8,4]", f"log_dir={tmp_path}"]) == 0
+    assert main([*words, f"init={tmp_path / 'run_0'}", f"log_dir={tmp_path / 'more'}"]) == 2
+    assert capsys.readouterr().err.strip().endswith("; its run has model.hidden=[8,4]")
+
+
 def test_a_study_whose_weights_are_not_there_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["env=CartPole-v1", "repeats=2", f"init={tmp_path / 'gone'}", f"log_dir={tmp_path / 'study'}"]
     assert main(words) == 2
