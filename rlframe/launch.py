@@ -75,9 +75,8 @@ def _help(argv: list[str]) -> int:
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.job import read_job
         from rlframe.experiment.keys import describe_keys
-        from rlframe.study.sweep import base_words
 
-    described = describe_keys(read_job(base_words(KeyValues(argv).remaining)).experiment)
+    described = describe_keys(read_job(_of_runs(argv)).experiment)
     print(f"{_USAGE}\npresets: {', '.join(preset_names())}\n\n{described}")
     return 0
 
@@ -87,9 +86,18 @@ def _show(argv: list[str]) -> int:
         from rlframe.experiment.job import read_job
         from rlframe.experiment.keys import show_keys
 
-    job = read_job(with_default(KeyValues(argv).remaining))
+    job = read_job(with_default(_of_runs(argv)))
     print(show_keys(job.experiment, job.sources))
     return 0
+
+
+def _of_runs(argv: list[str]) -> dict[str, str]:
+    """The words that are settings of the run, or of all runs of a study."""
+    with gc_paused(), ending_at_ctrl_c():
+        from rlframe.study.sweep import COMMAND_LINE_KEYS, base_words
+
+    words = base_words(KeyValues(argv).remaining)
+    return {key: value for key, value in words.items() if key not in COMMAND_LINE_KEYS}
 
 
 def _list(argv: list[str]) -> int:

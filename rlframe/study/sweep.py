@@ -46,7 +46,7 @@ from rlframe.system.affinity import read_topology
 
 ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs")  # may change when a study is resumed
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
-_COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
+COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
 
@@ -143,7 +143,7 @@ def new_words(runs: Sequence[PlannedRun], added: Added) -> dict[str, str]:
 def check_addable(words: Mapping[str, str]) -> None:
     """Raise ConfigError for words that are not of a single run of a study."""
     for key, text in words.items():
-        if key in (*STUDY_KEYS, *SEARCH_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS, REPEATS) or bare_key(key) != key:
+        if key in (*STUDY_KEYS, *SEARCH_KEYS, *_SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, REPEATS) or bare_key(key) != key:
             raise ConfigError(f"{key:.60}={text:.60} is not for a run that is added to a study; remove it")
 
 
@@ -158,7 +158,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     seeds = grid.swept.get("seed", (words.get("seed", "0"),))
     search = SearchPlan.read(words, [KeyValues([f"seed={seed}"]).count("seed", 0) for seed in seeds])
     space = read_space(words)
-    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS):
+    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS):
         if key in space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
     base = base_words(words)
@@ -269,13 +269,13 @@ def _grids(experiments: Experiments) -> dict[str, Grid]:
 def _grid(words: Mapping[str, str]) -> Grid:
     grid = read_grid(words)
     keys = (*grid.swept, *grid.zipped)
-    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS, REPEATS):
+    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, REPEATS):
         if key in keys:
             raise ConfigError(f"{key} cannot be swept; remove sweep.{key} or zip.{key}")
     for key in _SINGLE_RUN_KEYS:
         if key in words:
             raise ConfigError(f"{key}={words[key]} is for a single run, not for a sweep; remove it")
-    for key in _COMMAND_LINE_KEYS:
+    for key in COMMAND_LINE_KEYS:
         if key in words:
             raise ConfigError(f"{key}={words[key]} belongs on the command line; remove it here")
     if "seed" in keys and "run_ID" in words:

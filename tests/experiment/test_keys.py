@@ -39,7 +39,7 @@ def test_help_lists_every_key_and_preset(capsys):
             ["algo.tau"],
         ),
         (["runner=async_rl", "algo.clip=0.3"], ["runner.n_slots=", "algo.clip=0.3 "], []),
-        (["algo=sac", "sweep.seed=0,1", "repeats=2", "affinity=2cpr", "log_dir=d"], ["algo.tau=0.005 "], ["algo.clip"]),
+        (["algo=sac", "sweep.seed=0,1", "repeats=2", "dry_run=true", "log_dir=d"], ["algo.tau=0.005 "], ["algo.clip"]),
         ([], ["threads=0 ", "sampler.n_workers=auto ", "eval.explore=false ", "model.hidden=[64,64] "], []),
     ],
     ids=str,
