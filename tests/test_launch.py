@@ -95,7 +95,7 @@ runner.n_steps=1.5 -> not a whole number
 env=CartPol-v1 -> did you mean CartPole-v1
 experiment=classic/ppo_cartpol -> did you mean classic/ppo_cartpole
 env=CartPole-v1 algo.minibatches=7 -> use one of 1, 2, 4, 8
-env=CartPole-v1 model.memory=gru algo.minibatches=3 -> sampler.batch_B=16
+env=CartPole-v1 model.memory=gru algo.minibatches=3 -> algo.minibatches=3 must divide the 16 sequences
 env=CartPole-v1 env_kwargs.fooo=3 -> env_kwargs.fooo
 model.memory=lst -> did you mean lstm
 model.encoder=nature -> needs images
