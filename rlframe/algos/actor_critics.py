@@ -143,7 +143,7 @@ class OffPolicyActorCritic(OffPolicy):
 
     def explore(self) -> None:
         super().explore()
-        from_data = self.progress.updates and not self.progress.env_steps
+        from_data = self.progress.updates and not self.progress.env_steps  # it learns, without a sampler so far
         self.agent.set_random(not from_data and self.progress.env_steps < random_until(self.config))
 
     def observe_data(self) -> None:

@@ -67,7 +67,7 @@ class Progress:
             self.agent_steps += self.ranks.sum(samples.n_valid)
 
     @property
-    def now(self) -> int:
+    def clock(self) -> int:
         """env_steps of the batches received, or updates where a runner counts in them."""
         return max(self.env_steps, self.scheduled)
 

@@ -190,8 +190,8 @@ class OffPolicy(FromReplay):
             self.explore()
 
     def explore(self) -> None:
-        """Set the agent's exploration for `progress.now`."""
-        self.exploration.apply(self.agent.exploration, self.progress.now)
+        """Set the agent's exploration for `progress.clock`."""
+        self.exploration.apply(self.agent.exploration, self.progress.clock)
 
     def receive(self, samples: Samples) -> None:
         before = self.progress.column_steps
@@ -205,7 +205,7 @@ class OffPolicy(FromReplay):
         return self.exploration.least_exploring(self.progress.env_steps)
 
     def counters(self) -> dict[str, float]:
-        level = self.exploration.metrics(self.agent.exploration, self.progress.now)
+        level = self.exploration.metrics(self.agent.exploration, self.progress.clock)
         return {**super().counters(), **level, **self.agent.exploration.counters()}
 
 

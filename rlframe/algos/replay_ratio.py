@@ -96,7 +96,7 @@ class ReplayRatio:
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
         """Continue from saved counts."""
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
-        self._rows = state.get("rows", [0])[0]
+        self._rows = state.get("rows", [0])[0]  # older snapshots have none
 
 
 class TargetMoves:
@@ -114,7 +114,7 @@ class TargetMoves:
         """Whether the update that follows moves them, which then counts as a move; `interval`: in updates."""
         if not self.steps:
             return is_due(self.progress.updates, interval)
-        now = self.progress.now
+        now = self.progress.clock
         due = now // self.steps != self.last // self.steps  # less, if a sampler follows after learning from data
         self.last = now if due else self.last
         return due

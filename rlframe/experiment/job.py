@@ -186,10 +186,9 @@ def choices_made(run: Path) -> dict[str, Any]:
 def _check_references(c: Experiment) -> None:
     """Raise ConfigError unless the loggers, callbacks, functions, place and dataset that it names can be used."""
     check_loggers(c.loggers)
-    of_agents = filter(None, [c.agents.map_function])
-    named = {"callbacks": c.callbacks, "sampler.statistics": c.sampler.statistics, "agents.map": of_agents}
-    for key, names in named.items():
-        for name in names:
+    statistics, policies = c.sampler.statistics, [c.agents.map_function]
+    for key, names in {"callbacks": c.callbacks, "sampler.statistics": statistics, "agents.map": policies}.items():
+        for name in filter(None, names):
             find_attribute(name, key)
     if c.eval.function:
         find_function(c.eval.function)

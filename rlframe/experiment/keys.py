@@ -52,7 +52,7 @@ def keys_of(config: Any, prefix: str = "") -> Iterator[Key]:
         else:
             kind = "number or schedule" if accepts_schedule(field.chz) else _TYPES.get(field.chz.final_type, "list")
             kind = _MAPPING if isinstance(value, Mapping) else kind
-            yield Key(key, kind, _text(value, accepts_auto(field.chz)), field.chz._doc)
+            yield Key(key, kind, as_typed(value, accepts_auto(field.chz)), field.chz._doc)
 
 
 def idle_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -68,7 +68,8 @@ def idle_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
                 yield from idle_keys(each, f"{GROUPS.get(key, key)}{inside}.")
 
 
-def _text(value: Any, may_be_auto: bool) -> str:
+def as_typed(value: Any, may_be_auto: bool = False) -> str:
+    """A value as it is written on the command line."""
     if may_be_auto and value == AUTO:
         return "auto"
     if isinstance(value, bool):

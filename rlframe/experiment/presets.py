@@ -11,7 +11,8 @@ from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_yaml, read_json, read_regular_file
+from rlframe.core.files import read_json, read_regular_file
+from rlframe.core.yaml import parse_yaml
 from rlframe.system.env_vars import text_of
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment

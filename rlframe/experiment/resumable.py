@@ -21,13 +21,14 @@ _COUNTS = tuple(  # no sizes of the state
     f"algo.{name}"
     for name in ("epochs", "minibatches", "batch_size", "replay_ratio", "policy_interval", "target_interval")
 )
-_IN_STATE = {  # keys that the state is of; those with a condition only where the setting has that value
-    **dict.fromkeys(("algo.v_min", "algo.v_max", "algo.alpha", "algo.optimizer.momentum")),
-    **dict.fromkeys(("algo.explore.log_std", "algo.explore.epsilon_last", "algo.explore.std_last")),
-    "algo.temperature": ("algo.learn_temperature", True),
-    "algo.conservative_weight": ("algo.learn_conservative_weight", True),
-    "algo.explore.sigma": ("algo.explore", "parameter_noise"),
-    "algo.batch_size": ("algo.unique", True),
+_ALWAYS: dict[str, Any] = {}
+_IN_STATE = {  # keys that the state is made with, where the config has these settings
+    **dict.fromkeys(("algo.v_min", "algo.v_max", "algo.alpha", "algo.optimizer.momentum"), _ALWAYS),
+    **dict.fromkeys(("algo.explore.log_std", "algo.explore.epsilon_last", "algo.explore.std_last"), _ALWAYS),
+    "algo.temperature": {"algo.learn_temperature": True},
+    "algo.conservative_weight": {"algo.learn_conservative_weight": True},
+    "algo.explore.sigma": {"algo.explore": "parameter_noise"},
+    "algo.batch_size": {"algo.unique": True},
 }
 WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
 WHAT_CAN += f"and {', '.join(_COUNTS)}; of each policy, if they have names (agents.policies.red.algo.learning_rate)"
@@ -102,7 +103,7 @@ def can_change(key: str, config: Mapping[str, Any]) -> bool:
     is_number = accepts_schedule(field) or field.final_type is float
     if key == "algo.discount" and "algo.replay" in config:  # of the returns in stored rows
         return False
-    if key in _IN_STATE and ((of := _IN_STATE[key]) is None or config.get(of[0]) == of[1]):
+    if key in _IN_STATE and all(config.get(name) == value for name, value in _IN_STATE[key].items()):
         return False
     return key in _COUNTS or (is_number and key.startswith(_GROUPS))
 

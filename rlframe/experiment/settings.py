@@ -10,9 +10,9 @@ from typing import Any
 import chz
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_value, parse_yaml
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_keys, module_names
+from rlframe.core.yaml import KWARGS, parse_value, parse_yaml
 from rlframe.envs import EnvOptions
 from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
@@ -21,9 +21,7 @@ from rlframe.experiment.objects import SHORT_KEYS, check_objects, long_key
 from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
-_FREE = re.compile(
-    r"((?:[^.]+\.)*?(?:env_)?kwargs|env_vars|agents\.map)(?:\.(.*))?"
-)  # a mapping whose keys are not rlframe's
+_FREE = re.compile(rf"({KWARGS}|env_vars|agents\.map)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
 _STUDY_KEYS = (
     *("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric"),
     *("pbt.interval_steps", "pbt.quantile", "pbt.resample"),

@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import parse_yaml, read_json
+from rlframe.core.files import read_json
+from rlframe.core.yaml import parse_yaml
 from rlframe.evaluation.matches import RANDOM
 from rlframe.experiment.agents import OF_POLICY
 from rlframe.experiment.objects import is_object

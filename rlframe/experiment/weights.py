@@ -12,9 +12,10 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.optimizer_step import optimizer_steps
-from rlframe.core.errors import ConfigError, one_line, printable
+from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import read_json
-from rlframe.record.snapshot import load_snapshot, state_keys
+from rlframe.experiment.keys import as_typed
+from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
 
 
 def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
@@ -117,18 +118,13 @@ def load_init(agent: Agent, init: str, policy: str, config: Callable[[], Mapping
 
 def _other_settings(init: str, config: Mapping[str, Any]) -> str:
     """What the run of `init` was made with, of its environment, algorithm and network, that a config has not."""
-    path = Path(located(init, init)[0]).absolute()
-    files = [folder / "params.json" for folder in (path, *path.parents[:2])]
-    with suppress(ConfigError, StopIteration, KeyError, AttributeError):
-        theirs = read_json(next(file for file in files if file.is_file()))["config"]
+    with suppress(ConfigError, KeyError, AttributeError):
+        snapshot = resolve_snapshot(Path(located(init, init)[0]))
+        theirs = read_json(params_of(snapshot))["config"]
         keys = [key for key in theirs if key in ("env", "algo") or key.startswith("model.")]
-        other = [f"{key}={_word(theirs[key])}" for key in keys if key in config and theirs[key] != config[key]]
-        return f"; its run has {printable(', '.join(other))}" if other else ""
+        other = [f"{key}={as_typed(theirs[key])}" for key in keys if key in config and theirs[key] != config[key]]
+        return f"; its run has {', '.join(other)}" if other else ""
     return ""
-
-
-def _word(value: Any) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:

@@ -227,9 +227,9 @@ def largest_part(node: Any, path: str = "state") -> str:
             return path
     sizes = {key: len(json.dumps(item)) for key, item in parts.items()}
     largest = max(sizes, key=sizes.__getitem__, default="")
-    return (
-        largest_part(parts[largest], f"{path}.{largest}") if 2 * sizes.get(largest, 0) > sum(sizes.values()) else path
-    )
+    if 2 * sizes.get(largest, 0) <= sum(sizes.values()):
+        return path
+    return largest_part(parts[largest], f"{path}.{largest}")
 
 
 def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:

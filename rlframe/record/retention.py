@@ -101,7 +101,7 @@ class Retention:
     def _find_state(self) -> None:
         found = list_snapshots(self._directory)
         self._newest = found[-1] if found else None
-        self._updates = self._updates_of(self._newest) if self._newest is not None else -1
+        self._updates = _meta(self._newest).get("updates", -1) if self._newest is not None else -1
         best = link_target(self._directory / "best")
         self._best_score = self._score(best) if best is not None else -math.inf
 
@@ -192,20 +192,9 @@ class Retention:
             _logger.warning("resuming from env_steps %s: %s renamed to %s", env_steps, snapshot.name, aside.name)
         self._find_state()
 
-    def _updates_of(self, snapshot: Path) -> int:
-        """-1 if unreadable."""
-        try:
-            updates = read_meta(snapshot).get("updates")
-        except SnapshotError:
-            return -1
-        return updates if isinstance(updates, int) else -1
-
     def _score(self, snapshot: Path) -> float:
         """The saved score; -inf if unreadable or computed from another metric."""
-        try:
-            meta = read_meta(snapshot)
-        except SnapshotError:
-            return -math.inf
+        meta = _meta(snapshot)
         score = meta.get("score") if meta.get("score_of", "") == self._policy.best else None
         return float(score) if isinstance(score, (int, float)) else -math.inf
 
@@ -214,6 +203,14 @@ class Retention:
             set_link(self._directory / link, target)
         else:
             (self._directory / link).unlink(missing_ok=True)
+
+
+def _meta(snapshot: Path) -> dict[str, Any]:
+    """What a snapshot says of itself; empty if that is unreadable."""
+    try:
+        return read_meta(snapshot)
+    except SnapshotError:
+        return {}
 
 
 def restore_links(directory: Path) -> None:

@@ -44,6 +44,12 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEn
     }
     manifest["sha256"] = self_hash(manifest)
     data = json.dumps(manifest, allow_nan=False).encode() + b"\n"  # indented, it would take ten times as long
+    _check_size(data, ranks)
+    write_file(folder / MANIFEST, data)
+
+
+def _check_size(data: bytes, ranks: Sequence[RankEntry]) -> None:
+    """Raise StateError if `read_manifest` would refuse this text."""
     try:
         check_entries(data)
         if len(data) > _MAX_BYTES:
@@ -53,7 +59,6 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEn
         raise StateError(
             f"the state of the run cannot be kept in {MANIFEST}: {error}, most of them in {part}; make it arrays"
         ) from None
-    write_file(folder / MANIFEST, data)
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], list[RankEntry]]:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rlframe.core.config import choice, fraction, number, option
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_yaml
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.struct import as_numpy, map_tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.yaml import parse_yaml
 from rlframe.data.episodes import Episode, as_batches
 from rlframe.data.reading import Dataset, check_spaces, locate, open_dataset
 from rlframe.data.transform import Transform, load_transform, transformed

@@ -11,9 +11,10 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
-from rlframe.core.files import format_value, replace_file
+from rlframe.core.files import replace_file
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
+from rlframe.core.yaml import format_value
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.study.objects import StudyObjects

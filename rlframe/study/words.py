@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_value
+from rlframe.core.yaml import parse_value
 from rlframe.experiment.presets import load_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key, split_values
 

@@ -161,13 +161,16 @@ def test_chunks_listed_far_more_often_than_they_exist_are_refused(tmp_path: Path
         load_snapshot(newest)
 
 
-def test_a_replay_whose_rows_repeat_a_map_is_read_back(tmp_path: Path) -> None:
-    row, counts = np.arange(2**20, dtype=np.float32), [1] * 200
-    state = {"replay": ChunkedArray(row.dtype, row.shape, counts, lambda i: row[None], [""] * 200)}
+def test_a_replay_whose_rows_repeat_a_map_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_state, "_MAX_REPEATED", 0)
+    row, counts = np.arange(2**18, dtype=np.float32), [1] * 20
+    state = {"replay": ChunkedArray(row.dtype, row.shape, counts, lambda i: row[None], [""] * 20)}
     newest = save_snapshot(tmp_path, state, {"env_steps": 1})
     stored = load_snapshot(newest)[0]["replay"]
-    assert stored.shape == (200, 2**20)  # 800 MiB, of 4 MiB
-    np.testing.assert_array_equal(stored.read(199), row[None])
+    assert stored.shape == (20, 2**18)
+    np.testing.assert_array_equal(stored.read(19), row[None])
+    with pytest.raises(SnapshotError, match="lists 20,971,520 bytes of arrays, but its snapshot has 1,048,576 dif"):
+        stored.to_numpy()
 
 
 @pytest.mark.parametrize("name", ["small", "replay"])
