@@ -85,12 +85,11 @@ def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytes
 def test_the_first_to_arrive_is_given_and_a_dead_one_is_replaced(ray: Any) -> None:
     with actors() as (made, agent):
         sampler = on_ray.RayCollectors(made, agent, 2)
-        seen = {}
-        for _ in range(8):
+        seen: dict[int, int] = {}
+        while len(seen) < 2 or sum(seen.values()) < 64:  # one may have sent several before the other's first
             batch = sampler.collect()
             assert batch.start == seen.get(batch.stream, 0)
             seen[batch.stream] = batch.start + 8
-        assert set(seen) == {0, 1}
         ray.kill(made.actors[0])
         streams = [sampler.collect().stream for _ in range(30)]
         while 0 not in streams[-5:]:
