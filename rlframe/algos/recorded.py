@@ -6,7 +6,6 @@ These are ordinary torch operations, of gradients and the optimizer's step too. 
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from rlframe.algos.base import Progress
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
+from rlframe.algos.side_effects import SideEffect, without_side_effects
 from rlframe.core.errors import one_line
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -46,7 +46,7 @@ def record(
     """The graph of `learn`, the tensors that it has after those of the inputs, and how its result is made of them.
 
     Raises:
-        NotCompiled: it decides by values, leaves torch, or fails.
+        NotCompiled: it decides by values, leaves torch, draws or counts in Python, or fails.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -63,42 +63,21 @@ def record(
 
     examples = [x for x in leaves(inputs) if isinstance(x, Tensor)]
     with ExitStack() as stack:
-        stack.enter_context(_no_draws())
         parts: list[Any] = [schedules, *steps, _RecordedRanks(schedules.progress)]
         for part in parts:
             stack.enter_context(part.recorded())
         stack.enter_context(recording())
         try:
-            graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+            with without_side_effects(learn):
+                graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        except SideEffect as error:
+            raise NotCompiled(str(error)) from error
         except Exception as error:
             raise NotCompiled(f"{_place(error)} cannot be recorded: {_why(error)}") from error
         finally:
             undo.restore()
     _transpose_products(graph.graph)
     return graph, _lift(graph), results[0]
-
-
-@contextmanager
-def _no_draws() -> Iterator[None]:
-    """Context in which NumPy's and Python's global generators stay as they are.
-
-    Raises:
-        NotCompiled: something drew from one, a number that would be the same in every update.
-    """
-    generators: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-        "NumPy's": (np.random.get_state, np.random.set_state),
-        "Python's": (random.getstate, random.setstate),
-    }
-    before, drawn = {name: state() for name, (state, _) in generators.items()}, list[str]()
-    try:
-        yield
-    finally:
-        for name, (state, load) in generators.items():
-            if repr(state()) != repr(before[name]):
-                load(before[name])
-                drawn.append(name)
-    if drawn:
-        raise NotCompiled(f"it draws from {' and '.join(drawn)} generator; draw with torch, or use compile=false")
 
 
 class _Undo(TorchDispatchMode):

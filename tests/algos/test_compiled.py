@@ -272,6 +272,31 @@ class OfBothDeciding(OfBoth):
         return y if y.mean() > 0 else 2 * y
 
 
+class Counting(Looking):
+    """One that counts its calls, and scales by them."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        self.n = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        y: Tensor = self.layer(x)
+        return y * (1 + 0.01 * self.n)
+
+
+class OfItsOwnNumpy(Looking):
+    """One that draws from a NumPy generator of its own."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * (1 + self.rng.random())
+
+
 class Dropping(Looking):
     """One with dropout and batch normalisation."""
 
@@ -299,6 +324,8 @@ def with_network(network: type[nn.Module]) -> Any:
         (OfNumpy, "it draws from NumPy's generator; draw with torch, or use compile=false"),
         (OfBoth, "it draws from NumPy's and Python's generator"),
         (OfBothDeciding, "it decides by the value of a tensor"),
+        (Counting, "it changes Counting.n in Python; keep that in a tensor, or use compile=false"),
+        (OfItsOwnNumpy, "it draws from OfItsOwnNumpy's generator"),
     ],
 )
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_where(

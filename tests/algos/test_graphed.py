@@ -91,6 +91,18 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
     ]
 
 
+def test_what_counts_in_python_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
+    class Counts(Adds):
+        def learn(self, inputs: Any) -> Any:
+            self.calls += 1
+            return inputs[0] * self.calls, True
+
+    graph = Graphed(Counts().learn, [], PlayedGraph())
+    with caplog.at_level(logging.WARNING, "rlframe"):
+        assert [x[0].item() for x in called(graph, 8)] == [i * (i + 1) for i in range(8)]
+    assert "cannot be captured: it changes Counts.calls in Python; keep that in a tensor" in caplog.text
+
+
 def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:
     algo = made("a2c")
     learn = Compiled(lambda inputs: inputs[0] * inputs[1], algo.schedules, [])
