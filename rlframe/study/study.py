@@ -1,5 +1,6 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
+import multiprocessing
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -187,10 +188,13 @@ def run_study(
 
 
 def check_not_imported() -> None:
-    """Raise ConfigError in a script that a run of its own study imports, which would start the study again."""
-    main = sys.modules["__main__"].__spec__
-    if main and main.name.startswith("rlframe."):
-        raise ConfigError(f"{main.name} imports this script; call run_study below if __name__ == '__main__':")
+    """Raise ConfigError in a script that a run or a worker of its own study imports, which would start it again."""
+    main = sys.modules["__main__"]
+    importer = main.__spec__.name if main.__spec__ and main.__spec__.name.startswith("rlframe.") else ""
+    if multiprocessing.parent_process() and not hasattr(main, "__file__"):  # as in each rlframe.system.process
+        importer = "a worker process"
+    if importer:
+        raise ConfigError(f"{importer} imports this script; call run_study below if __name__ == '__main__':")
 
 
 def words_of_variant(variant: Mapping[str, Any], command: Sequence[str], objects: StudyObjects) -> dict[str, str]:

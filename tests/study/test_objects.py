@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from rlframe.study.objects import StudyObjects
 from rlframe.study.record import FILE
 from tests.experiment import forms
 from tests.experiment.forms import FastPPO, Slower, Walk
+from tests.processes import DEADLINE_S
 
 PRINTS = [sys.executable, "-c", "import sys; print(sys.argv)"]
 
@@ -113,6 +115,19 @@ def test_a_run_that_imports_the_script_starts_no_study(
     script.__spec__ = gymnasium.__spec__.__class__("rlframe.launch", None)
     assert run_study(PRINTS, [{"env": forms.short_walk}], [0], str(tmp_path / "study")) == 2
     assert "rlframe.launch imports this script; call run_study below if __name__ ==" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_worker_that_imports_the_script_starts_no_study(tmp_path: Path) -> None:
+    """It looks at the script's environment before the study starts; else each one would start another."""
+    (tmp_path / "script.py").write_text(
+        "import rlframe\nfrom tests.experiment.forms import Walk\nclass Own(Walk): pass\n"
+        f"rlframe.run_study([{{'algo': 'ppo'}}], env=Own, log_dir={str(tmp_path / 'study')!r})\n"
+    )
+    command = [sys.executable, str(tmp_path / "script.py")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert "a worker process imports this script; call run_study below if __name__ ==" in found.stderr
+    assert not (tmp_path / "study").exists()
 
 
 def test_arguments_of_the_environment_arrive_as_they_were_given(tmp_path: Path) -> None:
