@@ -9,10 +9,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, Interrupted, printable
 from rlframe.experiment.presets import competing_work, early_env_vars, preset_names, with_default
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import gc_paused, limit_threads
@@ -149,20 +150,42 @@ def _launch_with(words: KeyValues) -> int:
     if dry_run:
         print(describe_job(job, n_here))
         return 0
-    result = train(job)
-    if not rank_from_environment().rank:
-        _print_next_commands(result.directory, bool(foreign({**to_flat(job.experiment), "sync": ""})))
+    is_first, trust = not rank_from_environment().rank, {}
+    if foreign({**to_flat(job.experiment), "sync": ""}):
+        trust = {"trust": "true"}
+    try:
+        result = train(job)
+    except Interrupted as error:
+        if error.directory and is_first:  # what is given beside resume= holds for one start
+            _print_continue(error.directory, words.remaining if job.resume else trust)
+        raise
+    if is_first:
+        _print_next_commands(result.directory, bool(trust))
     return 0
 
 
+def _print_continue(directory: Path, given: Mapping[str, str]) -> None:
+    words = {"resume": str(_relative(directory)), **{key: text for key, text in given.items() if key != "resume"}}
+    command = shlex.join(f"{key}={text}" for key, text in words.items())
+    print(printable(f"continue: {_python()} -m rlframe.launch {command}"), flush=True)
+
+
 def _print_next_commands(directory: Path, needs_trust: bool) -> None:
-    here, python = Path.cwd(), Path(sys.executable)
-    shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
-    program = shlex.quote(str(python.relative_to(here)) if python.is_relative_to(here) else "python")
-    run = shlex.quote(str(shown))
+    shown = _relative(directory)
+    program, run = _python(), shlex.quote(str(shown))
     print(f"run:      {shown}")
     print(f"evaluate: {program} -m rlframe.evaluate {run}" + " trust=true" * needs_trust)
     print(f"plot:     {program} -m rlframe.plot {run}")
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _python() -> str:
+    """The word that starts this Python here."""
+    python = _relative(Path(sys.executable))
+    return "python" if python.is_absolute() else shlex.quote(str(python))
 
 
 if __name__ == "__main__":

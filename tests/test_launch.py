@@ -14,6 +14,7 @@ import yaml
 
 from rlframe import evaluate
 from rlframe.algos import ppo
+from rlframe.core.errors import Interrupted
 from rlframe.experiment.presets import load_preset, preset_names, presets_dir
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.launch import main
@@ -280,8 +281,22 @@ def test_ctrl_c_finishes_the_batch_snapshots_and_exits_130(tmp_path):
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, output
     assert "Traceback" not in output
+    assert f"-m rlframe.launch resume={tmp_path / 'run_0'}\n" in output
     state, meta = load_snapshot(resolve_snapshot(tmp_path / "run_0"))
     assert meta["env_steps"] == state["algo"]["progress"]["env_steps"] > 0
+
+
+def test_the_line_that_continues_a_run_repeats_what_was_given_beside_resume(tmp_path, capsys, monkeypatch):
+    def stopped(job):
+        error = Interrupted(signal.SIGINT, "stopped")
+        error.directory = tmp_path / "run_0"
+        raise error
+
+    assert launch(tmp_path, "env=CartPole-v1", "algo.minibatches=2") == 0
+    monkeypatch.setattr("rlframe.experiment.train.train", stopped)
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume=run_0", "stop=env_steps > 9e9", "runner.n_steps=2e3"]) == 130
+    assert "rlframe.launch resume=run_0 'stop=env_steps > 9e9' runner.n_steps=2e3\n" in capsys.readouterr().out
 
 
 def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path):

@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 ONCE = "once"  # attribute of a log record that is not repeated
 _BEGINNING, _END = 1_500, 500  # characters of a long message that are kept
@@ -73,6 +74,8 @@ def naming(part: str) -> Iterator[None]:
 
 class Interrupted(KeyboardInterrupt):
     """A run stopped by a signal. `exit_status` is the shell's: 128 + signal."""
+
+    directory: Path | None = None  # of the run, if it can be continued
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(f"{signal.Signals(signum).name}: {message}")
