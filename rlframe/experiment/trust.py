@@ -82,11 +82,17 @@ def read_config(
         given: settings in the place of its own; what they name by an object needs no trust.
         without: keys that are left out, and need none.
     Raises:
-        ConfigError: it does not exist, is damaged or too large, or needs trust (see `check_trusted`).
+        ConfigError: it does not exist, is damaged or too large, is not that of an experiment, or needs trust (see
+            `check_trusted`).
     """
     config = read_json(path).get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{printable(str(path))} has no config")
+    if "env" not in config and "env" not in given:
+        raise ConfigError(
+            f"{printable(str(path))} names no env, so only the script that trained this run can make its agent; "
+            "rlframe.record.snapshot.load_snapshot reads its weights"
+        )
     config = {key: x for key, x in config.items() if key not in without}
     unused = {"sync", *(key for key, x in given.items() if is_object(x))}
     check_trusted({key: x for key, x in config.items() if key not in unused}, str(path), trust)

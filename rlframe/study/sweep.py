@@ -341,7 +341,8 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
     if fixed:
         raise ConfigError(
             f"resume={directory} cannot change {', '.join(fixed)}, only {', '.join(ADJUSTABLE)}; to add seeds or "
-            f"values, repeat the study's command with log_dir={directory}"
+            f"values, repeat the study's command with log_dir={directory}; one of its runs is trained "
+            "longer by resume=RUN_DIR runner.n_steps=N"
         )
     content = read_record(directory)
     command = content.get("command")

@@ -1,6 +1,7 @@
 """Run directories from other people: their content is read, and no code that they name is run without trust."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,17 @@ def test_a_config_that_is_launched_again_does_not_choose_the_directory(
     assert launch.main([f"experiment={run}/params.json"]) == 0
     assert not (run.parent / "theirs").exists()
     assert list(mine.glob("data/local/*/*/*/run_0/params.json"))
+
+
+def test_a_run_whose_script_recorded_no_experiment_is_left_to_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(run, own)
+    (own / "params.json").write_text(json.dumps({"config": {"seed": 0}}))
+    for command, words in ((evaluate.main, [str(own)]), (launch.main, [f"resume={own}"])):
+        assert command(words) == 2
+        assert "names no env, so only the script that trained this run can make its agent" in capsys.readouterr().err
 
 
 def test_a_run_is_resumed_without_the_weights_of_init(run: Path) -> None:
