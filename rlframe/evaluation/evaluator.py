@@ -27,6 +27,7 @@ from rlframe.rollout.worker_pool import WorkerPool, split
 from rlframe.system.service import Supervision
 
 _CHUNK = 16  # time steps between checks for finished episodes
+_LONG = 10_000  # env steps of an episode after which a line says how it is cut
 
 
 class EvaluationStopped(Exception):
@@ -201,6 +202,7 @@ class Evaluator(BaseEvaluator):
             film = FilmConfig(1, seed, config.explore, config.max_length)
             self.films = Films(0 if rank else config.video_every, self.env, agent, film)
         self.envs: Envs | WorkerPool
+        self._hinted = config.max_length <= _LONG  # or it needs none
         self._pools: list[WorkerPool] = []  # one, if worker processes step its environments
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
@@ -250,6 +252,7 @@ class Evaluator(BaseEvaluator):
             for trajectory in tracker.pop():
                 if plays[trajectory.env]:
                     add(trajectory)
+            self._hint_at(tracker.length)
             for env in np.flatnonzero(tracker.length > self.config.max_length).tolist():
                 if plays[env]:
                     _logger.warning(
@@ -260,6 +263,15 @@ class Evaluator(BaseEvaluator):
                     add(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
                     plays[env] = False
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
+
+    def _hint_at(self, lengths: np.ndarray) -> None:
+        """Say once that episodes are long, before a first evaluation of an environment without an end is over."""
+        if not self._hinted and lengths.max() > _LONG:
+            self._hinted = True
+            _logger.info(
+                f"evaluation: an episode has run {_LONG:,} steps; without an end it is cut after eval.max_length="
+                f"{self.config.max_length:,}, or give env.max_episode_steps"
+            )
 
     def _starts_another(self, played: Sequence[Trajectory], quota: int) -> bool:
         """Whether an environment that has played these episodes starts another."""

@@ -1,5 +1,6 @@
 """Evaluator: a fixed number of episodes of each environment, separate from training."""
 
+import logging
 from typing import Any
 
 import gymnasium
@@ -154,6 +155,18 @@ def test_an_episode_without_end_is_cut_and_told_with_the_remedy(caplog: pytest.L
     assert all(each.return_ == each.length for each in found), "the environment gives 1 a step"
     assert caplog.text.count("steps without an end: the episode counts as it is, and is its last") == 2
     assert len(evaluator.play(1)) == 2
+
+
+def test_a_long_episode_is_told_once_long_before_it_is_cut(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlframe.evaluation.evaluator._LONG", 20)
+    evaluator = evaluator_for(debug_envs.time_limit, EvalConfig(n_envs=2, n_episodes=2), length=50)
+    with caplog.at_level(logging.INFO, "rlframe"):
+        evaluator.play()
+        evaluator.play(1)
+    hint = "evaluation: an episode has run 20 steps; without an end it is cut after eval.max_length=200,000"
+    assert [hint in record.message for record in caplog.records] == [True]
 
 
 def test_an_evaluation_without_episodes_is_an_error() -> None:
