@@ -22,7 +22,7 @@ import torch
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, decimals, printable
 from rlframe.core.files import prepare_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.parts import ROOTS, part_name
@@ -233,7 +233,7 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
         pass
     if "threads" in o.changes and trained.experiment.threads > 0:
         torch.set_num_threads(trained.experiment.threads)
-    score = "" if math.isnan(trained.score) else f", score {trained.score:.1f}"
+    score = "" if math.isnan(trained.score) else f", score {decimals(trained.score)}"
     print(
         printable(
             f"{trained.experiment.title()}: {_reason(path, chosen, o.snapshot)}: {trained.snapshot}, "

@@ -29,7 +29,7 @@ from rlframe.analysis.search_figure import fill_figure
 from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
 from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
-from rlframe.core.errors import pluralize, printable
+from rlframe.core.errors import decimals, pluralize, printable
 from rlframe.core.files import prepare_output
 
 USAGE = """\
@@ -210,9 +210,9 @@ def _plot(arguments: Sequence[str]) -> int:
     title = options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label
     draw(curves, options, printable(title))
     for curve in curves:
-        band = f" [{curve.low[-1]:,.1f}, {curve.high[-1]:,.1f}]" if curve.n_seeds > 1 else ""
+        band = f" [{decimals(curve.low[-1])}, {decimals(curve.high[-1])}]" if curve.n_seeds > 1 else ""
         end = f"at {x_column} {curve.x[-1]:,.0f}, {pluralize(curve.n_seeds, 'seed')}"
-        print(printable(f"{curve.label}: {options.y} {curve.center[-1]:,.1f}{band} {end}"))
+        print(printable(f"{curve.label}: {options.y} {decimals(curve.center[-1])}{band} {end}"))
     print(options.out)
     return 0
 

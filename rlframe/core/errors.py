@@ -87,6 +87,11 @@ def pluralize(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def decimals(x: float) -> str:
+    """A return with one decimal, such as 500.0, or with three where it is nearer to 0 than 10: 0.953."""
+    return f"{x:.1f}" if abs(x) >= 10 or x == round(x, 1) else f"{x:.3f}"
+
+
 def aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:
     """Lines of cells as text, each column as wide as its longest cell, with its cells at the side < or >."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError, aligned, printable
+from rlframe.core.errors import ConfigError, aligned, decimals, printable
 from rlframe.core.files import iter_csv, number_in, write_output
 from rlframe.core.types import Trajectory
 from rlframe.record.directory import finite
@@ -80,17 +80,22 @@ class Evaluation:
     def lines(self) -> str:
         """A line for each episode, and one for all."""
         texts = [
-            f"Episode #{number}: return: {episode.return_:.1f} length: {episode.length} {_end(episode)}"
+            f"Episode #{number}: return: {decimals(episode.return_)} length: {episode.length} {_end(episode)}"
             + _by_policy([episode])
             for number, episode in enumerate(self.episodes)
         ]
-        summary = self.summary()
+        mean, std, low, high, length = self._numbers()
         texts.append(
-            f"{len(self.episodes)} episodes: return {summary[RETURN_MEAN]:.1f} +- {summary['eval/return_std']:.1f} "
-            f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
-            f"length {summary['eval/length_mean']:.1f}" + _by_policy(self.episodes)
+            f"{len(self.episodes)} episodes: return {mean} +- {std} (min {low}, max {high}), length {length}"
+            + _by_policy(self.episodes)
         )
         return "\n".join(texts)
+
+    def _numbers(self) -> list[str]:
+        """Mean, deviation, least and greatest return, and mean length."""
+        summary = self.summary()
+        found = [summary[name] for name in (RETURN_MEAN, "eval/return_std", "eval/return_min", "eval/return_max")]
+        return [decimals(x) for x in (*found, summary["eval/length_mean"])]
 
     def facts(self) -> dict[str, Any]:
         """The summary and every episode, for JSON."""
@@ -108,16 +113,14 @@ class Evaluation:
 
     def cells(self) -> tuple[str, ...]:
         """The texts below _HEADER."""
-        summary = self.summary()
-        mean = f"{summary[RETURN_MEAN]:.1f} +- {summary['eval/return_std']:.1f}"
-        rest = (f"{summary[f'eval/{name}']:.1f}" for name in ("return_min", "return_max", "length_mean"))
-        return (printable(self.run), f"{self.env_steps:,}", str(len(self.episodes)), mean, *rest)
+        mean, std, *rest = self._numbers()
+        return (printable(self.run), f"{self.env_steps:,}", str(len(self.episodes)), f"{mean} +- {std}", *rest)
 
 
 def _by_policy(episodes: Sequence[Trajectory]) -> str:
     """Of episodes with several agents, the mean return of an agent, by policy."""
     found = policy_returns(episodes)
-    return f"; an agent's: {', '.join(f'{name} {value:.1f}' for name, value in found.items())}" if found else ""
+    return f"; an agent's: {', '.join(f'{name} {decimals(value)}' for name, value in found.items())}" if found else ""
 
 
 def _own(episode: Trajectory) -> dict[str, float]:
