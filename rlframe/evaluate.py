@@ -20,7 +20,7 @@ from typing import Any
 import chz
 import torch
 
-from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, decimals, printable
 from rlframe.core.files import prepare_output
@@ -126,10 +126,10 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate(argv: list[str]) -> int:
-    is_path = [index == 0 or "=" not in word or Path(word).exists() for index, word in enumerate(argv)]
-    names = [word for word, path in zip(argv, is_path, strict=True) if path]
-    given = [word for word, path in zip(argv, is_path, strict=True) if not path]
+    names, given = paths_and_settings(argv)
     words = KeyValues(given)
+    if not names:
+        raise ConfigError(f"{given[0]:.60} is no run that exists; the first word is a run directory or snapshot")
     if "estimate" in words.remaining:
         return estimate_runs(names, words)
     if are_matches(names, KeyValues(given)):

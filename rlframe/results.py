@@ -14,7 +14,7 @@ from rlframe.analysis.comparison_figure import fill_figure
 from rlframe.analysis.figures import new_figure, save_figure
 from rlframe.analysis.results import add_runs, spell_seeds
 from rlframe.analysis.tables import aggregates_table, compare, improvements_table, results_table
-from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.core.files import prepare_output
@@ -61,8 +61,8 @@ def _run(argv: Sequence[str]) -> int:
     verb, *others = argv
     if verb not in _VERBS:
         raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
-    paths = [word for word in others if "=" not in word or Path(word).exists()]
-    _VERBS[verb](list(map(Path, paths)), KeyValues(word for word in others if word not in paths))
+    paths, settings = paths_and_settings(others)
+    _VERBS[verb](list(map(Path, paths)), KeyValues(settings))
     return 0
 
 

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from rlframe.core.config import nearest
@@ -70,6 +71,16 @@ class KeyValues:
         known = [*self._asked, *others]
         for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
+
+
+def paths_and_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The paths among the words of a command, and its settings; a word with = is a path if it exists.
+
+    A study's run_* are run_0 run_0.log ...: a log beside the run that it is of is left out.
+    """
+    paths = [word for word in argv if "=" not in word or Path(word).exists()]
+    logs = {f"{path}.log" for path in paths}
+    return [path for path in paths if path not in logs], [word for word in argv if word not in paths]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gymnasium import spaces
 
-from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output
@@ -60,8 +60,8 @@ def _run(argv: list[str]) -> int:
     verb, *others = argv
     if verb not in _VERBS:
         raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
-    names = [word for word in others if "=" not in word or Path(word).exists()]
-    _VERBS[verb](names, KeyValues(word for word in others if word not in names))
+    names, settings = paths_and_settings(others)
+    _VERBS[verb](names, KeyValues(settings))
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlframe import evaluate, export, launch, plot
-from rlframe.core.command_line import run_command
+from rlframe.core.command_line import paths_and_settings, run_command
 
 LONG = "x" * 300  # no file system has such names
 
@@ -58,3 +58,11 @@ def test_a_value_that_begins_with_the_home_directory_is_its_path(monkeypatch: py
     words = ["resume=~/runs/a", "sweep.seed=0,1", "env=~a", "stop=a >= ~/b", "x=[~/a,~/b]"]
     run_command(lambda words: seen.extend(words) or 0, words)
     assert seen == ["resume=/home/ada/runs/a", *words[1:4], "x=[/home/ada/a,/home/ada/b]"]
+
+
+def test_paths_are_told_from_settings_and_the_log_beside_a_run_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run_0", "a=b"):
+        (tmp_path / name).mkdir()
+    words = ["run_0", "run_0.log", "other.log", "a=b", "c=d"]
+    assert paths_and_settings(words) == (["run_0", "other.log", "a=b"], ["c=d"])
