@@ -32,6 +32,7 @@ from rlframe.data.writing import NewDataset, check_can_write, check_free
 from rlframe.deploy.estimating import estimate_runs
 from rlframe.deploy.load import Trained, load_chosen
 from rlframe.deploy.matching import are_matches, play_runs
+from rlframe.envs import none
 from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
 from rlframe.evaluation.recording import EvaluationRecorder
@@ -222,6 +223,8 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     path, o = Path(name), options
     chosen, trained = load_chosen(path, o.snapshot, o.device, o.trust, o.changes)
     config = trained.experiment.eval
+    if trained.env.id == none.NAME:
+        raise ConfigError(none.REMEDY)
     if config.env_steps and (o.render or o.video):
         raise ConfigError("steps is for episodes side by side; with render and video give n_episodes")
     if o.dataset and isinstance(trained.observation_space, JointSpace):

@@ -160,7 +160,8 @@ def _launch_with(words: KeyValues) -> int:
             _print_continue(error.directory, words.remaining if job.resume else trust)
         raise
     if is_first:
-        _print_next_commands(result.directory, bool(trust))
+        given = " trust=true" * bool(trust) + " env=ID" * (job.experiment.env == "none")
+        _print_next_commands(result.directory, given)
     return 0
 
 
@@ -170,11 +171,11 @@ def _print_continue(directory: Path, given: Mapping[str, str]) -> None:
     print(printable(f"continue: {_python()} -m rlframe.launch {command}"), flush=True)
 
 
-def _print_next_commands(directory: Path, needs_trust: bool) -> None:
+def _print_next_commands(directory: Path, for_evaluation: str) -> None:
     shown = _relative(directory)
     program, run = _python(), shlex.quote(str(shown))
     print(f"run:      {shown}")
-    print(f"evaluate: {program} -m rlframe.evaluate {run}" + " trust=true" * needs_trust)
+    print(f"evaluate: {program} -m rlframe.evaluate {run}{for_evaluation}")
     print(f"plot:     {program} -m rlframe.plot {run}")
 
 

@@ -9,6 +9,10 @@ import gymnasium
 from rlframe.core.errors import ConfigError
 
 NAME = "none"
+REMEDY = (
+    "env=none cannot be played; give the environment of the dataset (env=ID, in training eval.env=ID), or "
+    "estimate without playing (evaluate RUN_DIR estimate=fqe dataset=NAME)"
+)
 
 
 class NoEnv(gymnasium.Env[Any, Any]):
@@ -24,10 +28,7 @@ class NoEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = found.observation_space, found.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> NoReturn:
-        raise ConfigError(
-            "env=none cannot be played; give the environment of the dataset (env=ID, in training eval.env=ID), or "
-            "estimate without playing (evaluate RUN_DIR estimate=fqe dataset=NAME)"
-        )
+        raise ConfigError(REMEDY)
 
     def step(self, action: Any) -> NoReturn:
         raise RuntimeError("env=none cannot be played")

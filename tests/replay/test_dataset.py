@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe import launch
+from rlframe import evaluate, launch
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
@@ -259,6 +259,10 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
     assert launch.main([f"resume={run}", "log_level=WARNING", "trust=true"]) == 0
     found = load_snapshot(last)[0]
     assert sum(count_equal(expected[part], found[part], part) for part in ("agent", "algo")) > 10
+    assert evaluate.main([str(run), "trust=true"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: env=none cannot be played; give the environment of the dataset (env=ID")
+    assert f"evaluate {run} trust=true env=ID\n" in said.out
     stored(tmp_path / "other", episodes([30, 41], *CARTPOLE, seed=1), *CARTPOLE)
     shutil.rmtree(path)
     (tmp_path / "other/test-v0").rename(path)
