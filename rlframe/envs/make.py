@@ -54,7 +54,10 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     Raises:
         ConfigError: an unknown id, backend or argument, a missing package, or an unsupported space.
         EnvError: the environment's constructor raised.    ValueError: n < 1, or not `n` seeds.
+        TypeError: an id in the place of an EnvConfig.
     """
+    if not isinstance(config, EnvConfig):
+        raise TypeError(f"make_envs takes an EnvConfig, such as EnvConfig({config!r:.60}), not {type(config).__name__}")
     if n < 1 or len(seeds) != n:
         raise ValueError(f"n={n} environments need n >= 1 and one seed each, got {len(seeds)} seeds")
     seeds = [int(seed) for seed in seeds]
