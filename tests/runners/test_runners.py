@@ -46,7 +46,7 @@ def test_env_steps_count_valid_rows_only():
 
 
 def test_parts_in_the_wrong_places_are_named():
-    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    sampler, _, algo = parts(EnvConfig("CartPole-v1"))
     with pytest.raises(TypeError, match=r"a runner takes Learner\(agent, algo\), .* not PPO"):
         MinibatchRl(sampler, algo, RunnerConfig(n_steps=64))
     with pytest.raises(TypeError, match=r"make_envs takes an EnvConfig, such as EnvConfig\('CartPole-v1'\), not str"):
