@@ -299,13 +299,17 @@ def test_the_line_that_continues_a_run_repeats_what_was_given_beside_resume(tmp_
     assert "rlframe.launch resume=run_0 'stop=env_steps > 9e9' runner.n_steps=2e3\n" in capsys.readouterr().out
 
 
-def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path):
+def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path, capsys):
     original = Path(ppo.__file__)
     mine = tmp_path / "my_ppo.py"
     mine.write_text(original.read_text())
     assert launch(tmp_path / "runs", f"algo={mine}", "env=CartPole-v1", "algo.minibatches=2") == 0
     config = json.loads((tmp_path / "runs" / "run_0" / "params.json").read_text())["config"]
     assert config["algo"] == str(mine)
+    mine.write_text(original.read_text() + "\n")
+    for is_said in (True, False):
+        assert main([f"resume={tmp_path / 'runs' / 'run_0'}", "trust=true", "log_level=WARNING"]) == 0
+        assert (f"{mine} has changed since the run was started last" in "".join(capsys.readouterr())) == is_said
 
 
 def test_another_algorithm_keeps_the_presets_fields_that_it_has_and_the_others_are_told(tmp_path, capsys):

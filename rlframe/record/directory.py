@@ -41,7 +41,7 @@ _logger = logging.getLogger("rlframe")
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
     """Write params.json of a new run, after `check_config`."""
-    params = {"config": dict(config), "seed": config.get("seed"), **session()}
+    params = {"config": dict(config), "seed": config.get("seed"), **session(), "files": own_files(config)}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
@@ -62,10 +62,10 @@ def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
         replace_file(path, json.dumps({**params, "chosen": chosen}, indent=2) + "\n")
 
 
-def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
+def append_resumed(path: Path, config: Mapping[str, Any]) -> list[str]:
     """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
 
-    What the run had chosen is no difference.
+    What the run had chosen is no difference. Returns the Python files of the config that are not what they were last.
     """
     try:
         params = read_json(path)
@@ -77,8 +77,19 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
-    resumed.append({**session(), "changed": changed})
+    now, files = own_files(config), [each.get("files") for each in (params, *resumed) if isinstance(each, dict)]
+    last = next((each for each in reversed(files) if isinstance(each, dict)), {})
+    resumed.append({**session(), "changed": changed, "files": now})
     replace_file(path, json.dumps(params, indent=2) + "\n")
+    return [name for name, content in now.items() if last.get(name, content) != content]
+
+
+def own_files(config: Mapping[str, Any]) -> dict[str, str]:
+    """The Python files that a config names, such as ./my_ppo.py:MyPPO, and the beginning of their SHA-256."""
+    texts = [str(text) for x in config.values() for text in (x if isinstance(x, list | tuple) else [x])]
+    names = sorted({text.partition(":")[0] for text in texts if ".py" in text})
+    paths = [(name, Path(name).expanduser()) for name in names if name.endswith(".py")]
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths if path.is_file()}
 
 
 def run_directory(log_dir: str | Path, run_id: int) -> Path:

@@ -195,7 +195,7 @@ class Run(_DirectoryRun):
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
-            (append_resumed if resume else write_params)(directory / PARAMS, config)
+            edited = (append_resumed if resume else write_params)(directory / PARAMS, config)
             if sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
             self.tokens = run_tokens(directory)
@@ -214,6 +214,8 @@ class Run(_DirectoryRun):
             self._open.enter_context(named.pop_all())
         self._open.callback(sync.close)  # first of all, while the log is open
         self._sync = sync
+        for file in edited or ():
+            _logger.warning(f"{file} has changed since the run was started last; it goes on with what is there now")
         sync.request()
 
     def log(self, row: Mapping[str, float]) -> None:
