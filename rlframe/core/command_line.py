@@ -74,11 +74,11 @@ class KeyValues:
 
 
 def paths_and_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The paths among the words of a command, and its settings; a word with = is a path if it exists.
+    """The paths among the words of a command, and its settings; one with = is a path if it exists or a / comes first.
 
     A study's run_* are run_0 run_0.log ...: a log beside the run that it is of is left out.
     """
-    paths = [word for word in argv if "=" not in word or Path(word).exists()]
+    paths = [word for word in argv if "=" not in word or "/" in word.partition("=")[0] or Path(word).exists()]
     logs = {f"{path}.log" for path in paths}
     return [path for path in paths if path not in logs], [word for word in argv if word not in paths]
 

@@ -26,6 +26,7 @@ _STUDY_KEYS = (
     *("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric"),
     *("pbt.interval_steps", "pbt.quantile", "pbt.resample"),
 )
+_GRIDS = ("sweep.", "zip.", "search.")  # before keys of a study
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
     *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),
@@ -246,12 +247,14 @@ def _field_of(key: str) -> str:
 def _readable(message: str, given: Mapping[str, Any]) -> str:
     """The relevant line of an error message of chz about these settings."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
-    if unknown and unknown[1] in _COMMAND_KEYS:
-        whose = "a study, with sweep.KEY=, search.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
-        return f"{unknown[1]}={given.get(unknown[1])} is no setting of a run: it is for {whose}"
     if unknown:
-        hint = suggestion(unknown[1], given, (*SHORT_KEYS, *_COMMAND_KEYS, *chz.chz_fields(Experiment)))
-        return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
+        key, whose = unknown[1], "the command line"
+        if key in _STUDY_KEYS or key.startswith(_GRIDS):
+            whose = "a study, with sweep.KEY=, search.KEY= or repeats="
+        elif key not in _COMMAND_KEYS:
+            hint = suggestion(key, given, (*SHORT_KEYS, *_COMMAND_KEYS, *chz.chz_fields(Experiment)))
+            return f"unknown key {key}{hint} (--help lists the keys)"
+        return f"{key}={given.get(key)} is no setting of a run: it is for {whose}"
     bad = re.match(r"Could not interpret argument (?:'(.*)'|\"(.*)\") provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
     if not bad or len(reasons) != 2:

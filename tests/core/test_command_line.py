@@ -64,5 +64,5 @@ def test_paths_are_told_from_settings_and_the_log_beside_a_run_is_left_out(tmp_p
     monkeypatch.chdir(tmp_path)
     for name in ("run_0", "a=b"):
         (tmp_path / name).mkdir()
-    words = ["run_0", "run_0.log", "other.log", "a=b", "c=d"]
-    assert paths_and_settings(words) == (["run_0", "other.log", "a=b"], ["c=d"])
+    words = ["run_0", "run_0.log", "other.log", "a=b", "c=d", "e/f=g", "h=i/j"]
+    assert paths_and_settings(words) == (["run_0", "other.log", "a=b", "e/f=g"], ["c=d", "h=i/j"])

@@ -208,6 +208,7 @@ def test_a_deviation_that_overflows_is_refused(value: str) -> None:
         ),
         ({"trust": True}, "trust=True is no setting of a run: it is for the command line"),
         ({"resume": "x"}, "resume=x is no setting of a run: it is for the command line"),
+        ({"sweep.seed": [0, 1]}, "sweep.seed=[0, 1] is no setting of a run: it is for a study, with"),
         (
             {"seeds": "outermost"},
             "seeds=outermost is no setting of a run: it is for a study, with sweep.KEY=, search.KEY= or repeats=",
