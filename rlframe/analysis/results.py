@@ -32,7 +32,7 @@ from rlframe.analysis.curves import (
 )
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import iter_csv, prepare_output, read_json, write_output
+from rlframe.core.files import in_turn, iter_csv, prepare_output, read_json, write_output
 
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
 _OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run")
@@ -218,6 +218,12 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
     facts_file = out.with_suffix(".json")
     for each in (out, facts_file):
         prepare_output(each, "out")
+    with in_turn(out.parent):
+        return _added(dirs, out, columns, note, partial)
+
+
+def _added(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> Results:
+    facts_file = out.with_suffix(".json")
     if facts_file.exists() and not out.exists():
         raise ConfigError(f"out={out} would overwrite {facts_file}, which is not of a result file; name another file")
     paths = dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory))

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -10,6 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, BinaryIO
@@ -134,6 +136,18 @@ def prepare_output(path: Path, key: str) -> None:
         check_folder(path.parent)
     except OSError as error:
         raise ConfigError(remedy.format(error.strerror)) from None
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Context of one process at a time, of those that change a file of this folder; others wait."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def check_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from rlframe import plot
 from rlframe.analysis.curves import find_experiments, read_run
 from rlframe.analysis.results import Results, add_runs, claim, read_results, read_seeds, short, spell_seeds
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import in_turn
 from rlframe.results import main
+from tests.processes import DEADLINE_S
 
 HEADER = "env_steps,updates,time/elapsed_s,algo/kl,eval/return_mean,episode/return_mean"
 
@@ -62,6 +65,19 @@ def test_a_file_has_the_evaluations_of_all_seeds_and_how_they_were_measured(tmp_
         "note": "beside other work",
     }
     assert (second["seeds"], second.get("note")) == ("7", None)
+
+
+def test_two_commands_that_add_to_one_file_take_turns(tmp_path: Path) -> None:
+    """Else each writes the file that it has read, and the seeds of one are lost."""
+    run, out = run_dir(tmp_path / "run_0", 0, (1.0, 2.0)), tmp_path / "results/out.csv"
+    out.parent.mkdir()
+    other = threading.Thread(target=add_runs, args=([run], out, (), "", False))
+    with in_turn(out.parent):
+        other.start()
+        other.join(0.3)
+        assert not out.exists()
+    other.join(DEADLINE_S)
+    assert out.exists()
 
 
 def test_adding_the_same_runs_again_changes_nothing(tmp_path: Path) -> None:
