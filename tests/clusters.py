@@ -11,6 +11,7 @@ from rlframe.system.cluster import RayOptions, connect
 
 OF_CLUSTER = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),  # a cluster starts, and its actors import torch
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),

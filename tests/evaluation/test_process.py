@@ -1,10 +1,8 @@
 """EvaluatorProcess: the metrics of an evaluation in this process, and what it costs when its process dies or hangs."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ from rlframe.evaluation.evaluator import BaseEvaluator, Result
 from rlframe.evaluation.function import EvaluationError, EvaluationFunction
 from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.system.service import Supervision, WorkersFailed
+from tests.evaluation.killing import kill_evaluations
 from tests.processes import until
 from tests.samplers.made import agent_for
 from tests.samplers.supervised import supervision
@@ -99,21 +98,19 @@ def test_an_evaluation_asked_for_in_between_takes_no_result_from_the_runner() ->
         assert result(evaluator, 7) == metrics
 
 
-def test_a_killed_process_makes_its_evaluation_again_twice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_process_makes_its_evaluation_again_twice(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = cartpole_agent()
     with started(partial(episodes, CARTPOLE, CONFIG), agent) as evaluator:
         before = result(evaluator, 3)
-        evaluator.evaluate(3)
+        kill_evaluations(2, monkeypatch)
+        assert result(evaluator, 3) == {**before, "eval/restarts": 2}
         for n in (1, 2):
-            os.kill(evaluator._service.child.pid, signal.SIGKILL)
-            while f"the evaluation of env_steps 3 is made again (restart {n})" not in caplog.text:
-                assert evaluator.finished(wait=False) == []
-        assert evaluator.finished(wait=True) == [(3, {**before, "eval/restarts": 2})]
+            assert f"the evaluation of env_steps 3 is made again (restart {n})" in caplog.text
+        kill_evaluations(3, monkeypatch)
         evaluator.evaluate(3)
-        for n in (3, 4, 5):
-            os.kill(evaluator._service.child.pid, signal.SIGKILL)
-            while f"(restart {n})" not in caplog.text:
-                assert evaluator.finished(wait=False) == []
+        assert evaluator.finished(wait=True) == []
         assert "the evaluation of env_steps 3 is lost (restart 5)" in caplog.text
         assert not evaluator.busy
         assert result(evaluator, 3) == {**before, "eval/restarts": 5}
@@ -122,7 +119,8 @@ def test_a_killed_process_makes_its_evaluation_again_twice(caplog: pytest.LogCap
 def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
     env = EnvConfig(Stuck, {}, "python")
     agent = agent_for(Stuck().observation_space, Stuck().action_space)
-    with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent, supervision(1.0)) as evaluator:
+    with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent, supervision()) as evaluator:
+        evaluator._supervision = supervision(1.0)  # once it has started
         evaluator.evaluate(0)
         assert evaluator.finished(wait=True) == []
         assert "made no progress for 1 s" in caplog.text
@@ -167,20 +165,14 @@ class Failing(TimeLimit):
         raise ArithmeticError("the sky fell")
 
 
-def test_too_many_deaths_end_the_run() -> None:
+def test_too_many_deaths_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = cartpole_agent()
     few = Supervision(max_restarts=1, name="evaluation")
-    with started(partial(episodes, CARTPOLE, EvalConfig(n_envs=1, n_episodes=100)), agent, few) as evaluator:
+    with started(partial(episodes, CARTPOLE, CONFIG), agent, few) as evaluator:
+        kill_evaluations(2, monkeypatch)
         evaluator.evaluate(0)
-
-        def kill_again_and_again() -> None:
-            while True:
-                with suppress(ProcessLookupError):
-                    os.kill(evaluator._service.child.pid, signal.SIGKILL)
-                evaluator.finished(wait=False)
-
         with pytest.raises(WorkersFailed, match=r"more than sampler\.max_restarts=1"):
-            kill_again_and_again()
+            evaluator.finished(wait=True)
 
 
 def steps_of_a_game(policy: Any, make_env: Callable[[], gymnasium.Env]) -> dict[str, float]:

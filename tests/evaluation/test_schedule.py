@@ -15,10 +15,10 @@ import pytest
 from rlframe import launch
 from rlframe.core.ranks import SingleRank
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
-from rlframe.evaluation.process import EvaluationService
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
+from tests.evaluation.killing import kill_evaluations
 from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
 from tests.tables import read_csv
 from tests.variants import variants
@@ -87,19 +87,7 @@ def test_a_run_with_asynchronous_evaluation_is_resumed(tmp_path: Path, monkeypat
 def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
     n_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = []
-    begin = EvaluationService._begin
-
-    def kill(self: EvaluationService) -> None:
-        kills = len(killed) < n_kills
-        if kills:  # it is stopped first, as on a busy machine it would have its result before it is killed
-            os.kill(self.child.pid, signal.SIGSTOP)
-        begin(self)
-        if kills:
-            killed.append(self.number)
-            os.kill(self.child.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(EvaluationService, "_begin", kill)
+    killed = kill_evaluations(n_kills, monkeypatch)
     run = trained(tmp_path / "killed", "eval.asynchronous=true")
     monkeypatch.undo()
     whole = trained(tmp_path / "whole")
@@ -222,7 +210,7 @@ ENDS = {
     "runner.n_steps=120": "completed: env_steps",
     "runner.target_return=1": "completed: is at least runner.target_return=1",
     "stop=eval/since_best>=1": "completed: holds",
-    "runner.n_steps=1_000_000 runner.max_time_s=0.2": "out_of_time: the time is over",
+    "runner.n_steps=1_000_000 runner.max_time_s=2": "out_of_time: the time is over",
     "callbacks=[tests.runners.own_callbacks:Stopper]": "stopped: by a callback",
 }
 

@@ -51,8 +51,11 @@ def start_program() -> None:
     subprocess.Popen(["sleep", "1000"])  # which nobody ends
 
 
+SLOW_S = 4.0
+
+
 def be_slow() -> None:
-    time.sleep(1.3)
+    time.sleep(SLOW_S)
 
 
 def leave_at_once() -> None:

@@ -95,11 +95,11 @@ def test_those_that_are_ready_are_taken_in_turn() -> None:
 
 def test_none_waits_for_a_slow_one() -> None:
     with collectors(4, uneven) as (sampler, _):
-        found = batches(sampler, 30)  # the slow one needs 1.6 s for a batch
-        streams = [batch.stream for batch in found]
-        assert streams.count(3) <= 2
-        rates = sampler.counters()
-        assert rates["async/env_steps_per_second_3"] < rates["async/env_steps_per_second_0"]
+        begin = time.monotonic()
+        streams = [batch.stream for batch in batches(sampler, 30)]
+        assert streams.count(3) <= 1 + (time.monotonic() - begin) / 1.6, "of a batch of the slow one"
+        rates = [sampler.counters()[f"async/env_steps_per_second_{i}"] for i in range(4)]
+        assert rates[3] < max(rates)
 
 
 def test_a_version_is_pushed_to_all_at_once_and_batches_carry_theirs() -> None:
@@ -112,13 +112,15 @@ def test_a_version_is_pushed_to_all_at_once_and_batches_carry_theirs() -> None:
                 parameter.fill_(0.0)
         sampler.refresh(agent)
         assert sampler.posted_version == first + 2
-        seen = {}
-        for _ in range(12):
+        seen: dict[int, list[int]] = {0: [], 1: []}
+        while not all(first + 2 in each for each in seen.values()):  # one may send many before the other's first
             batch = sampler.collect()
-            seen[batch.stream] = sampler.version
+            seen[batch.stream].append(sampler.version)
             if sampler.version > first:  # of zeros each action is as likely as another
                 torch.testing.assert_close(batch.info.log_prob[batch.valid].exp().mean(), torch.tensor(1 / 3))
-        assert seen == {0: first + 2, 1: first + 2}
+        for each in seen.values():
+            assert each == sorted(each)
+            assert each.count(first) <= 2, "those that were collected before"
 
 
 def test_one_that_is_killed_is_replaced_while_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +136,7 @@ def test_one_that_is_killed_is_replaced_while_the_others_go_on(caplog: pytest.Lo
 
 
 def test_one_that_hangs_is_replaced_though_others_have_batches(caplog: pytest.LogCaptureFixture) -> None:
-    with collectors(timeout_s=1.0) as (sampler, _):
+    with collectors(timeout_s=3.0) as (sampler, _):  # which holds for its start, too
         batches(sampler, 4)
         os.kill(sampler.samplers[1].process.child.pid, signal.SIGSTOP)
         start = time.monotonic()
@@ -144,7 +146,7 @@ def test_one_that_hangs_is_replaced_though_others_have_batches(caplog: pytest.Lo
             time.sleep(0.02)
             assert time.monotonic() - start < 60.0
         assert {batch.stream for batch in in_turn(sampler, 4)} == {0, 1}
-    assert "made no progress for 1 s and was killed" in caplog.text
+    assert "made no progress for 3 s and was killed" in caplog.text
 
 
 def test_an_error_of_an_environment_ends_the_run_with_its_traceback() -> None:

@@ -32,14 +32,14 @@ from tests.samplers.supervised import FAULTY_SEED, SLOW, collected, restarts, sa
 def test_a_hang_costs_only_the_workers_episodes_and_its_stack_is_logged(
     kind: str, what: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with sampler_for(kind, kwargs={"faults": (Fault(what, at=10, seed=FAULTY_SEED),)}, timeout_s=1.0) as sampler:
+    with sampler_for(kind, kwargs={"faults": (Fault(what, at=10, seed=FAULTY_SEED),)}, timeout_s=3.0) as sampler:
         history = BatchHistory(collected(sampler, 3))
         assert without_diagnostics(sampler.trajectories()) == history.ended
         assert [env for _, env in history.interruptions] == [2, 3]
         assert restarts(sampler) == 1
     (line,) = warnings_of(caplog)
     assert "worker 1" in line
-    assert "made no progress for 1 s and was killed" in line
+    assert "made no progress for 3 s and was killed" in line
     assert f"in {what.__name__}" in line or what is faulty.stop
     assert "stepping its 2 environments may take that long, raise sampler.timeout_s; restarted" in line
 
@@ -47,22 +47,22 @@ def test_a_hang_costs_only_the_workers_episodes_and_its_stack_is_logged(
 @pytest.mark.parametrize("when", ["constructor", pytest.param("reset", marks=SLOW)])
 def test_a_worker_that_hangs_at_start_is_replaced(when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fault = Fault(faulty.hang_in_c, when, path=str(tmp_path / "faults"))
-    with sampler_for("gpu", kwargs={"faults": (fault,)}, timeout_s=1.0) as sampler:
+    with sampler_for("gpu", kwargs={"faults": (fault,)}, timeout_s=3.0) as sampler:
         assert restarts(sampler) == 1
         assert not BatchHistory(collected(sampler, 2)).interruptions
     assert "in hang_in_c" in warnings_of(caplog)[0]
 
 
 def test_a_batch_may_take_longer_than_the_timeout_of_a_step() -> None:
-    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=16, timeout_s=1.0) as sampler:
+    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=32, timeout_s=2.0) as sampler:
         start = time.monotonic()
         collected(sampler, 1)
-        assert time.monotonic() - start > 1.2
+        assert time.monotonic() - start > 2.4
         assert restarts(sampler) == 0
 
 
 def test_random_steps_before_the_first_batch_may_take_longer_than_the_timeout() -> None:
-    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=1, steps_before=16, timeout_s=1.0) as sampler:
+    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=1, steps_before=32, timeout_s=2.0) as sampler:
         assert restarts(sampler) == 0
 
 
@@ -77,7 +77,7 @@ def test_an_evaluation_replaces_workers_that_die_or_hang(
     env = Coded()
     agent = agent_for(env.observation_space, env.action_space)
     config = EnvConfig(Coded, {"faults": (once,)}, "python")
-    evaluator = Evaluator(config, agent, EvalConfig(n_envs=3, n_episodes=7, n_workers=2), 0, (), supervision(1.0))
+    evaluator = Evaluator(config, agent, EvalConfig(n_envs=3, n_episodes=7, n_workers=2), 0, (), supervision(5.0))
     try:
         for _ in range(2):
             played = evaluator.play()

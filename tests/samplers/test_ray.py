@@ -22,7 +22,7 @@ from rlframe.samplers import serial
 from rlframe.system.cluster import RayOptions, check_room, connect
 from tests.clusters import ray as ray
 from tests.clusters import with_cluster
-from tests.processes import until
+from tests.processes import DEADLINE_S, until
 from tests.runners.resumed import log, stopped_at
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
@@ -43,6 +43,22 @@ def actors(kwargs: Any = None, config: Any = CONFIG) -> Iterator[tuple[on_ray.Ra
         yield made, agent_for(made.observation_space, made.action_space, 0)
     finally:
         made.close()
+
+
+def kill(ray: Any, actor: Any) -> None:
+    """Kill an actor, which answers until its process is gone."""
+
+    def is_gone() -> bool:
+        try:
+            ray.get(actor.spaces.remote(), timeout=DEADLINE_S)
+        except ray.exceptions.ActorDiedError:
+            return True
+        except ray.exceptions.ActorUnavailableError:
+            pass
+        return False
+
+    ray.kill(actor)
+    until(is_gone)
 
 
 @pytest.mark.ray
@@ -70,12 +86,12 @@ def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytes
     with actors() as (made, agent):
         sampler = on_ray.RaySampler(made, agent)
         sampler.collect()
-        ray.kill(made.actors[1])
+        kill(ray, made.actors[1])
         batch = sampler.collect()
         assert batch.start == 9, "a gap, so that open episodes are cut"
         assert batch.inputs.first[0, 2:].all(), "new episodes"
         assert sampler.counters()["sampler/restarts"] == 1
-        ray.kill(made.actors[0])
+        kill(ray, made.actors[0])
         assert len(sampler.state_dict()["noise"]) == 4, "a snapshot does not fail by a death"
     assert "actor 1 of sampler=ray: ActorDiedError; restarted with fresh seeds" in caplog.text
 
@@ -90,10 +106,11 @@ def test_the_first_to_arrive_is_given_and_a_dead_one_is_replaced(ray: Any) -> No
             batch = sampler.collect()
             assert batch.start == seen.get(batch.stream, 0)
             seen[batch.stream] = batch.start + 8
-        ray.kill(made.actors[0])
-        streams = [sampler.collect().stream for _ in range(30)]
-        while 0 not in streams[-5:]:
-            streams.append(sampler.collect().stream)
+        kill(ray, made.actors[0])
+        while not sampler.counters()["sampler/restarts"]:
+            sampler.collect()
+        while sampler.collect().stream:
+            """Another's."""
         assert sampler.counters()["sampler/restarts"] == 1
         assert sampler.batch_spec == (8, 2, 2)
 

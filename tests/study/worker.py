@@ -17,9 +17,8 @@ def run(do: str, directory: Path, resume: bool) -> int:
     if do == "none":
         return 0
     directory.mkdir(parents=True, exist_ok=True)
+    cpus, begin = ",".join(map(str, sorted(os.sched_getaffinity(0)))), time.monotonic()
     (directory / ("resumed" if resume else "started")).write_text(str(os.getpid()))
-    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    begin = time.monotonic()
     status = globals()[f"_{do}"](directory, resume) or 0
     (directory / "trace").write_text(f"{cpus} {begin} {time.monotonic()}")
     return int(status)
@@ -30,8 +29,8 @@ def _brief(directory: Path, resume: bool) -> None:
 
 
 def _meet(directory: Path, resume: bool) -> None:
-    """Ends once another run runs at the same time; the last may find none, and waits for a second."""
-    end = time.monotonic() + 1
+    """Ends once another run runs at the same time; the last may find none, and waits for ten seconds."""
+    end = time.monotonic() + 10
     while time.monotonic() < end:
         if any(
             not (path.parent / "trace").exists()
