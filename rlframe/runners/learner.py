@@ -44,6 +44,12 @@ class Learner:
     joint: bool = False  # it learns from the rows of all its agents together
     policy: str = ""  # of the team, whose agent it is
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for arguments in another order."""
+        if not (isinstance(self.agent, Agent) and isinstance(self.algo, Algorithm)):
+            got = f"{type(self.agent).__name__}, {type(self.algo).__name__}"
+            raise TypeError(f"a learner is Learner(agent, algo), not Learner({got})")
+
     @property
     def of(self) -> str:
         """` of red`, for messages; empty for the only one."""
@@ -203,6 +209,24 @@ class Learners(dict[str, Learner]):
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
+
+
+def check_agents(learners: Learners, sampler: object, evaluator: object) -> None:
+    """Raise ConfigError unless algorithms learn, sampler and evaluator act with, and snapshots have the same agents.
+
+    A sampler or evaluator with an agent of several policies has those of its learners in it; one that acts with copies,
+    in other processes, says no agent.
+    """
+    for learner in learners.values():
+        own = getattr(learner.algo.unwrapped, "agent", learner.agent)
+        if isinstance(own, Agent) and own is not learner.agent:
+            raise ConfigError(f"the algorithm{learner.of} learns another agent than that of its Learner; give both one")
+        for part in (sampler, evaluator):
+            acts = getattr(part, "agent", None)
+            if isinstance(acts, Agent) and all(each is not learner.agent for each in acts.modules()):
+                raise ConfigError(
+                    f"{type(part).__name__} acts with another agent than that of its Learner; give both one"
+                )
 
 
 def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:

@@ -261,6 +261,11 @@ class LocalInferenceSampler(Sampler, ABC):
         self.env = envs.env
         self.batch_spec = BatchSpec(collector.batch.rows.T, envs.n)
 
+    @property
+    def agent(self) -> Agent:
+        """The learner's, or that of all policies of several learners."""
+        return self.collector.inferences[0].agent
+
     def collect(self) -> Samples:
         return self.collector.collect()
 

@@ -1,5 +1,6 @@
 """Tests of the runners: when they evaluate, log and save, and what they count."""
 
+import copy
 import math
 from pathlib import Path
 
@@ -51,6 +52,24 @@ def test_parts_in_the_wrong_places_are_named():
         MinibatchRl(sampler, algo, RunnerConfig(n_steps=64))
     with pytest.raises(TypeError, match=r"make_envs takes an EnvConfig, such as EnvConfig\('CartPole-v1'\), not str"):
         make_envs("CartPole-v1", 1, [0])
+    sampler.close()
+
+
+def test_parts_with_different_agents_are_refused():
+    """One would be trained, and another one act, be scored or saved."""
+    env, (sampler, agent, algo) = EnvConfig("CartPole-v1"), parts(EnvConfig("CartPole-v1"))
+    other = copy.deepcopy(agent)
+    with pytest.raises(ConfigError, match="the algorithm learns another agent than that of its Learner"):
+        MinibatchRl(sampler, Learner(other, algo), RunnerConfig(n_steps=64))
+    with pytest.raises(TypeError, match=r"a learner is Learner\(agent, algo\), not Learner\(PPO, PolicyAgent\)"):
+        MinibatchRl(sampler, Learner(algo, agent), RunnerConfig(n_steps=64))
+    evaluator = Evaluator(env, other, EvalConfig(n_envs=1, n_episodes=1))
+    with pytest.raises(ConfigError, match="Evaluator acts with another agent"):
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64), evaluator)
+    its = CONFIG.make_algorithm(other, sampler.batch_spec, 64, 0)
+    with pytest.raises(ConfigError, match="SerialSampler acts with another agent"):
+        MinibatchRl(sampler, Learner(other, its), RunnerConfig(n_steps=64))
+    evaluator.close()
     sampler.close()
 
 
