@@ -130,10 +130,10 @@ def choose_snapshot(path: Path, name: str = "") -> Path:
     has_best = link_target(folder / "best") is not None
     if name == "last" or (not name and not has_best):
         return path
-    known = [*(["best"] if has_best else []), "last", *found]
-    if name and name not in known:
-        kept = "; snapshot_mode=best keeps the best one" if name == "best" else nearest(name, known)
-        raise SnapshotError(f"{path} has no snapshot {name!r}; it has {', '.join(known[-7:])}{kept}")
+    links = [*(["best"] if has_best else []), "last"]
+    if name and name not in (*links, *found):
+        kept = "; snapshot_mode=best keeps the best one" if name == "best" else nearest(name, [*links, *found])
+        raise SnapshotError(f"{path} has no snapshot {name!r}; it has {', '.join([*links, *found[-5:]])}{kept}")
     return folder / (name or "best")
 
 

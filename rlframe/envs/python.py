@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +29,9 @@ from rlframe.envs.restarter import Restarter
 from rlframe.envs.serializer import EnvStateError
 
 _FLAGS = frozenset({bool, np.bool_})
+_INTERFACE = (
+    "step must return observation, reward, terminated, truncated, info, and reset observation, info, as Gymnasium's do"
+)
 _REMEDY = "reproduce it with one environment of this seed, and fix the environment"
 _FLOAT32_SAFE = 1e38  # rewards are checked one by one if their sum exceeds this or is NaN
 
@@ -262,7 +266,7 @@ class PythonEnvs(Envs):
         """An EnvError with the facts; `ahead` is 1 if the current step is not counted in `_elapsed` yet."""
         return env_error(
             f"environment {self._first + index} {describe(error)}",
-            _REMEDY,
+            _INTERFACE if _is_unpacking(error) else _REMEDY,
             seed=self._episodes.seed(index),
             episode=self._episodes.episodes[index],
             step=int(self._elapsed[index]) + ahead,
@@ -355,3 +359,11 @@ def _frame_stack_space(env: gymnasium.Env) -> gymnasium.Space:
         return space
     is_image = space.dtype == np.uint8 and len(space.shape) == 3
     return spaces.FrameStack(space, env.stack_size) if is_image else space
+
+
+def _is_unpacking(error: Exception) -> bool:
+    """Whether a step or reset returned another number of values, for us or a wrapper of Gymnasium's."""
+    if not (isinstance(error, ValueError) and "to unpack" in str(error)):
+        return False
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").startswith(("rlframe.envs.", "gymnasium.wrappers."))

@@ -90,8 +90,15 @@ def _is_batch(observation: Any, space: Space) -> bool:
     Raises:
         ValueError: it has neither that shape nor the space's.
     """
+    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+        raise ValueError("this is (observation, info), as env.reset() returns them; give the observation alone")
     match space:
         case spaces.Dict():
+            if not isinstance(observation, Mapping):
+                names = ", ".join(space.spaces)
+                raise ValueError(
+                    f"an observation is a dict with {names}, and this one is a {type(observation).__name__}"
+                )
             given = {key: sub for key, sub in space.spaces.items() if key in observation or key != PRIVILEGED}
             if missing := [key for key in given if key not in observation]:
                 raise ValueError(f"an observation has no entry {missing[0]!r}: it has {', '.join(observation)}")
@@ -101,6 +108,9 @@ def _is_batch(observation: Any, space: Space) -> bool:
     shape, own = np.shape(observation), tuple(space.shape or ())
     if own not in (shape, shape[1:]):
         raise ValueError(f"an observation of shape {shape} is neither one of {space} nor a batch of them")
+    to_integers = isinstance(observation, np.ndarray) and np.dtype(space.dtype).kind in "iu"
+    if to_integers and observation.dtype.kind == "f" and not np.array_equal(observation, np.trunc(observation)):
+        raise ValueError(f"an observation of {observation.dtype} has fractions, which {space.dtype} of {space} has not")
     return shape != own
 
 

@@ -9,10 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import rlframe
 from rlframe import export, launch
 from rlframe.envs import debug_envs
+from rlframe.evaluation.policy import Policy
+from tests.samplers.made import agent_for
 
 SLOW = pytest.mark.slow
 SMALL = ["runner=minibatch_rl", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial"]
@@ -181,6 +184,22 @@ def test_exploring_is_random_and_greedy_is_not(runs: Any) -> None:
 def test_an_observation_of_another_shape_is_refused(runs: Any) -> None:
     with pytest.raises(ValueError, match=r"shape \(5,\)"):
         rlframe.load_policy(runs("ppo")).act(np.zeros(5, np.float32))
+
+
+def test_what_is_no_observation_is_refused() -> None:
+    image, vector = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-1, 1, (2,), np.float32)
+    agent = agent_for(spaces.Dict({"image": image, "vector": vector}), spaces.Discrete(2))
+    act = Policy(agent, spaces.Dict({"image": image, "vector": vector}), spaces.Discrete(2)).act
+    right = {"image": np.zeros(2, np.uint8), "vector": np.zeros(2, np.float32)}
+    assert act(right) in (0, 1)
+    assert act({**right, "image": np.array([0.0, 255.0])}) in (0, 1), "as in training"
+    for wrong, message in (
+        ((right, {}), r"this is \(observation, info\), as env.reset\(\) returns them"),
+        ([right], "an observation is a dict with image, vector, and this one is a list"),
+        ({**right, "image": np.array([0.5, 0.1])}, "an observation of float64 has fractions, which uint8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            act(wrong)
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_the_policy_is_loaded(

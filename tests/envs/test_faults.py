@@ -101,6 +101,35 @@ def test_rewards_and_flags_of_other_types_are_an_error(script: str, what: str) -
         walk(made("tests.envs.custom:scripted", 2, script=script), 1)
 
 
+class OldStep(gymnasium.Env[Any, Any]):
+    """Steps as OpenAI Gym's environments did."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(3, np.float32), 1.0, False, {}
+
+
+class OldReset(OldStep):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(3, np.float32)
+
+
+class OwnError(OldStep):
+    def step(self, action: Any) -> Any:
+        _a, _b = [1, 2, 3]
+
+
+@pytest.mark.parametrize("env", [OldStep, OldReset, OwnError])
+def test_another_number_of_values_is_told_with_gymnasiums(env: Any) -> None:
+    with pytest.raises(EnvError, match="to unpack") as error:
+        walk(made(env, 1), 1)
+    assert ("step must return observation, reward, terminated" in str(error.value)) == (env is not OwnError)
+
+
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """The warnings so far; those of earlier tests are forgotten, and appear again."""
