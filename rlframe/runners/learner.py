@@ -13,6 +13,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import SkippedUpdate, UpdateMetrics
+from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
@@ -65,6 +66,15 @@ class Learner:
             raise ConfigError(
                 f"the sampler's batch{self.of} has valid rows and says n_env_steps=0; count them, for example with "
                 f"rlframe.rollout.buffer.numbered(samples, rows, start)"
+            )
+
+    def check_schedules(self, n_steps: int) -> None:
+        """Warn if the algorithm's schedules end before a run of so many env_steps."""
+        schedules = getattr(self.algo.unwrapped, "schedules", None)
+        if isinstance(schedules, Schedules) and schedules.curves and schedules.n_steps < n_steps:
+            names, own = ", ".join(schedules.curves), f"n_steps={schedules.n_steps:,.0f}"
+            _logger.warning(
+                f"the algorithm{self.of} was made for {own}, over which {names} go; the run has {n_steps:,}"
             )
 
     def named(self, values: Mapping[str, _V]) -> dict[str, _V]:

@@ -73,6 +73,15 @@ def test_parts_with_different_agents_are_refused():
     sampler.close()
 
 
+@pytest.mark.parametrize(("n_steps", "warns"), [(64, True), (128, False)])
+def test_schedules_that_end_before_the_run_are_told(n_steps, warns, caplog):
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"), n_steps)
+    MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=128))
+    line = "the algorithm was made for n_steps=64, over which learning_rate go; the run has 128"
+    assert (line in caplog.text) == warns
+    sampler.close()
+
+
 def test_eval_runner_evaluates_before_training_and_at_every_interval(tmp_path):
     env = EnvConfig("CartPole-v1")
     sampler, agent, algo = parts(env)
