@@ -152,6 +152,7 @@ def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) 
     said = "eval/return_mean 10 is at least runner.target_return=10"
     assert f"ended at env_steps {algo.progress.env_steps}: {said}" in (run.directory / "debug.log").read_text()
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
+    evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=4))
     again = MinibatchRl(
         sampler, Learner(agent, algo), RunnerConfig(n_steps=10**9, log_interval_steps=32, target_return=10.0), evaluator
     )
