@@ -142,7 +142,7 @@ def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> 
         rlframe.restore(run_dir)
     with pytest.raises(ConfigError, match=r"names an object that is not here: env=.*; hand it over: env=\.\.\."):
         rlframe.restore(run_dir, trust=True, callbacks=[Slower()])
-    with pytest.raises(ConfigError, match=r"hand it over: callbacks=\[Slower\(\)\], or callbacks=\./file.py:Slower"):
+    with pytest.raises(ConfigError, match=r"hand it over: rlframe.train\(resume=..., callbacks=\[Slower\(\)\]\)"):
         rlframe.restore(
             run_dir, trust=True, env=ObjectName("tests.test_objects:run_dir.<locals>.<lambda>", Walk, "env")
         )

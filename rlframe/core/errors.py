@@ -75,7 +75,7 @@ def naming(part: str) -> Iterator[None]:
 class Interrupted(KeyboardInterrupt):
     """A run stopped by a signal. `exit_status` is the shell's: 128 + signal."""
 
-    directory: Path | None = None  # of the run, if it can be continued
+    directory: Path | None = None  # of the run that was open
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(f"{signal.Signals(signum).name}: {message}")

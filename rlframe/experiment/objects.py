@@ -224,4 +224,6 @@ def _again(key: str, text: str) -> str:
     name = name if name.removesuffix("()").isidentifier() else "..."
     shown = f"[{name}]" if key in _LISTS else name
     python = f"{key}={shown}" if "." not in key else f'**{{"{key}": {shown}}}'
+    if key == "callbacks":  # which a resumed run has as they were, with the same arguments
+        return f"rlframe.train(resume=..., {python})"
     return f"{python}, or {key}=./file.py:{name.removesuffix('()').strip('.') or 'NAME'} on the command line"

@@ -16,7 +16,7 @@ import chz
 import torch
 
 from rlframe.algos.changed import keeping
-from rlframe.core.errors import ConfigError, Interrupted, SnapshotError
+from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
@@ -146,11 +146,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
                 _describe(run, job, resolved, built)
             if resume:
                 _continue(built, state, resume, int(found[2]["env_steps"]) if found else 0)
-            try:
-                metrics = built.train()
-            except Interrupted as error:
-                error.directory = run.directory
-                raise
+            metrics = built.train()
     return TrainResult(run.directory, metrics)
 
 

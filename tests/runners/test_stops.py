@@ -60,8 +60,12 @@ def sending_at_update(algo: Algorithm, which: int) -> None:
 def test_a_stop_between_updates_leaves_the_rest_for_the_resumed_run(tmp_path: Path) -> None:
     sampler, agent, algo = parts()
     sending_at_update(algo, 9)
-    with pytest.raises(Interrupted, match="snapshot written"), logger_context(tmp_path, console=False) as run:
+    with (
+        pytest.raises(Interrupted, match="snapshot written") as error,
+        logger_context(tmp_path, console=False) as run,
+    ):
         MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64, log_interval_steps=64)).train()
+    assert error.value.directory == run.directory, "for the command that continues it"
     assert algo.progress.updates < 9 + 9
     assert algo.updates_due() > 0
     state, _ = load_snapshot(resolve_snapshot(run.directory))
