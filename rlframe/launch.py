@@ -150,18 +150,18 @@ def _launch_with(words: KeyValues) -> int:
     if dry_run:
         print(describe_job(job, n_here))
         return 0
-    is_first, trust = not rank_from_environment().rank, {}
-    if foreign({**to_flat(job.experiment), "sync": ""}):
-        trust = {"trust": "true"}
+    place, experiment = rank_from_environment(), job.experiment
+    needs_trust = bool(foreign({**to_flat(experiment), "sync": ""}))
     try:
         result = train(job)
     except Interrupted as error:
-        if error.directory and is_first:  # what is given beside resume= holds for one start
-            _print_continue(error.directory, words.remaining if job.resume else trust)
+        if error.directory and place.world_size == 1:
+            new = {"trust": "true"} if needs_trust else {"sync": experiment.sync} if experiment.sync else {}
+            _print_continue(error.directory, words.remaining if job.resume else new)  # it holds for one start
         raise
-    if is_first:
-        given = " trust=true" * bool(trust) + " env=ID" * (job.experiment.env == "none")
-        _print_next_commands(result.directory, given)
+    if not place.rank:
+        has_env = experiment.env != "none" or experiment.eval.env
+        _print_next_commands(result.directory, " trust=true" * needs_trust + " env=ID" * (not has_env))
     return 0
 
 

@@ -297,6 +297,8 @@ def test_the_line_that_continues_a_run_repeats_what_was_given_beside_resume(tmp_
     monkeypatch.chdir(tmp_path)
     assert main(["resume=run_0", "stop=env_steps > 9e9", "runner.n_steps=2e3"]) == 130
     assert "rlframe.launch resume=run_0 'stop=env_steps > 9e9' runner.n_steps=2e3\n" in capsys.readouterr().out
+    assert main([f"log_dir={tmp_path / 'b c'}", "env=CartPole-v1", f"sync={tmp_path / 'copies'}"]) == 130
+    assert f"rlframe.launch resume=run_0 sync={tmp_path / 'copies'}\n" in capsys.readouterr().out
 
 
 def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path, capsys):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-_PLAIN = (bool, int, float, str, tuple, np.random.Generator)
+_PLAIN = (bool, int, float, str)
 _GLOBAL: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {  # returns a state, sets it
     "NumPy's": (np.random.get_state, np.random.set_state),
     "Python's": (random.getstate, random.setstate),
@@ -28,8 +26,8 @@ class SideEffect(RuntimeError):
 def without_side_effects(learn: Callable[..., Any]) -> Iterator[None]:
     """Context in which `learn` runs once, to be recorded; what its Python has changed is as before afterwards.
 
-    That are NumPy's and Python's global generators and, of the object that `learn` is a method of and of its modules,
-    the attributes that are numbers, texts or NumPy generators, but for `training`, which each call sets.
+    Looked at are NumPy's and Python's global generators and, of the object that `learn` is a method of and of its
+    modules, the attributes that are numbers, texts or NumPy generators, but for `training`, which each call sets.
 
     Raises:
         SideEffect: it has changed something.
@@ -45,12 +43,13 @@ def without_side_effects(learn: Callable[..., Any]) -> Iterator[None]:
                 load(states[name])
                 drawn.append(name)
         for owner, before in zip(owners, attributes, strict=True):
-            after = _attributes(owner)
-            for name in [name for name in before.keys() & after if _value(before[name]) != _value(after[name])]:
-                vars(owner)[name], of = before[name], type(owner).__name__
-                if isinstance(before[name], np.random.Generator):
+            after, of = _attributes(owner), type(owner).__name__
+            for name in [name for name in before if name in after and _differ(before[name], after[name])]:
+                if isinstance(generator := vars(owner)[name], np.random.Generator):
+                    generator.bit_generator.state = before[name]
                     drawn.append(f"{of}'s")
                 else:
+                    vars(owner)[name] = before[name]
                     changed.append(f"{of}.{name}")
     if drawn:
         raise SideEffect(f"it draws from {_listed(drawn)} generator; draw with torch, or use compile=false")
@@ -64,18 +63,31 @@ def _listed(names: list[str]) -> str:
 
 def _owners(learn: Callable[..., Any]) -> list[Any]:
     """The object that a function is a method of, with the modules among its attributes and in them; each once."""
-    owner = getattr(inspect.unwrap(learn), "__self__", None)
+    function, owner = learn, None
+    while function is not None and owner is None:
+        owner = getattr(function, "__self__", None)
+        function = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
     if owner is None:
         return []
-    modules = chain(*(each.modules() for each in vars(owner).values() if isinstance(each, nn.Module)))
+    modules = [each for part in getattr(owner, "__dict__", {}).values() for each in _modules(part)]
     return [*{id(each): each for each in [owner, *modules]}.values()]
 
 
+def _modules(part: Any) -> Iterable[nn.Module]:
+    """Those of an attribute, which may be a list or dict of them."""
+    if isinstance(part, nn.Module):
+        return part.modules()
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple) else ()
+    return (each for module in parts if isinstance(module, nn.Module) for each in module.modules())
+
+
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Those that are looked at; generators as copies."""
-    found = {name: x for name, x in vars(owner).items() if isinstance(x, _PLAIN) and name != "training"}
-    return {name: deepcopy(x) if isinstance(x, np.random.Generator) else x for name, x in found.items()}
+    """The values of those that are looked at; of generators, their states."""
+    found = {name: x for name, x in getattr(owner, "__dict__", {}).items() if name != "training"}
+    plain = {name: x for name, x in found.items() if isinstance(x, _PLAIN) and x == x}
+    generators = {name: x for name, x in found.items() if isinstance(x, np.random.Generator)}
+    return plain | {name: x.bit_generator.state for name, x in generators.items()}
 
 
-def _value(attribute: Any) -> str:
-    return repr(attribute.bit_generator.state if isinstance(attribute, np.random.Generator) else attribute)
+def _differ(one: Any, other: Any) -> bool:
+    return repr(one) != repr(other) if isinstance(one, dict) else bool(one != other)  # a state may have arrays

@@ -365,5 +365,5 @@ def _is_unpacking(error: Exception) -> bool:
     """Whether a step or reset returned another number of values, for us or a wrapper of Gymnasium's."""
     if not (isinstance(error, ValueError) and "to unpack" in str(error)):
         return False
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").startswith(("rlframe.envs.", "gymnasium.wrappers."))
+    raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(raised_in) and raised_in[-1].startswith(("rlframe.envs.", "gymnasium.wrappers."))

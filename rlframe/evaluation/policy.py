@@ -90,7 +90,8 @@ def _is_batch(observation: Any, space: Space) -> bool:
     Raises:
         ValueError: it has neither that shape nor the space's.
     """
-    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+    is_pair = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
+    if is_pair and not isinstance(space, spaces.Tuple):
         raise ValueError("this is (observation, info), as env.reset() returns them; give the observation alone")
     match space:
         case spaces.Dict():

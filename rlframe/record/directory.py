@@ -77,8 +77,9 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> list[str]:
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
-    now, files = own_files(config), [each.get("files") for each in (params, *resumed) if isinstance(each, dict)]
-    last = next((each for each in reversed(files) if isinstance(each, dict)), {})
+    now, last = own_files(config), dict[str, Any]()
+    for files in [each.get("files") for each in (params, *resumed) if isinstance(each, dict)]:
+        last |= files if isinstance(files, dict) else {}
     resumed.append({**session(), "changed": changed, "files": now})
     replace_file(path, json.dumps(params, indent=2) + "\n")
     return [name for name, content in now.items() if last.get(name, content) != content]
@@ -87,9 +88,12 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> list[str]:
 def own_files(config: Mapping[str, Any]) -> dict[str, str]:
     """The Python files that a config names, such as ./my_ppo.py:MyPPO, and the beginning of their SHA-256."""
     texts = [str(text) for x in config.values() for text in (x if isinstance(x, list | tuple) else [x])]
-    names = sorted({text.partition(":")[0] for text in texts if ".py" in text})
-    paths = [(name, Path(name).expanduser()) for name in names if name.endswith(".py")]
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths if path.is_file()}
+    found: dict[str, str] = {}
+    for name in sorted({text.partition(":")[0] for text in texts if ".py" in text}):
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it is none, or cannot be read
+            if name.endswith(".py"):
+                found[name] = hashlib.sha256(Path(name).expanduser().read_bytes()).hexdigest()[:16]
+    return found
 
 
 def run_directory(log_dir: str | Path, run_id: int) -> Path:

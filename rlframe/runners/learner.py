@@ -17,10 +17,12 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
+from rlframe.evaluation.evaluator import Evaluator
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
 from rlframe.rewards.normalize import UNCHANGED, Rewards
 from rlframe.runners.described import plain_tree
+from rlframe.samplers.base import LocalInferenceSampler
 
 _logger = logging.getLogger("rlframe")
 
@@ -143,6 +145,10 @@ class Learners(dict[str, Learner]):
             raise ConfigError(f"this run has the learners {', '.join(self)}: use runner.learners[NAME]")
         return self.first
 
+    def has_one_of(self, agent: Agent) -> bool:
+        """Whether an agent is that of a learner, or has it among its policies."""
+        return any(part is learner.agent for part in agent.modules() for learner in self.values())
+
     @property
     def env_steps(self) -> int:
         """Valid rows trained on, over all ranks; of several, those of the one that has most."""
@@ -222,21 +228,19 @@ class Learners(dict[str, Learner]):
 
 
 def check_agents(learners: Learners, sampler: object, evaluator: object) -> None:
-    """Raise ConfigError unless algorithms learn, sampler and evaluator act with, and snapshots have the same agents.
+    """Raise ConfigError if an algorithm learns another agent than its Learner has, or the sampler shares none of them.
 
-    A sampler or evaluator with an agent of several policies has those of its learners in it; one that acts with copies,
-    in other processes, says no agent.
+    An evaluator that plays another agent is told: it may have averaged weights.
     """
     for learner in learners.values():
         own = getattr(learner.algo.unwrapped, "agent", learner.agent)
         if isinstance(own, Agent) and own is not learner.agent:
             raise ConfigError(f"the algorithm{learner.of} learns another agent than that of its Learner; give both one")
-        for part in (sampler, evaluator):
-            acts = getattr(part, "agent", None)
-            if isinstance(acts, Agent) and all(each is not learner.agent for each in acts.modules()):
-                raise ConfigError(
-                    f"{type(part).__name__} acts with another agent than that of its Learner; give both one"
-                )
+    if isinstance(sampler, LocalInferenceSampler) and not learners.has_one_of(sampler.agent):
+        name = type(sampler).__name__
+        raise ConfigError(f"{name} acts with another agent than that of the Learner; give both one")
+    if isinstance(evaluator, Evaluator) and not learners.has_one_of(evaluator.agent):
+        _logger.warning("the evaluator plays another agent than that of the Learner")
 
 
 def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:

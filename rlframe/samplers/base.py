@@ -258,13 +258,8 @@ class LocalInferenceSampler(Sampler, ABC):
         self, envs: Envs | WorkerPool, collector: Collector, rngs: Sequence[np.random.Generator], backend: str
     ) -> None:
         self.envs, self.collector, self.rngs, self.backend = envs, collector, rngs, backend
-        self.env = envs.env
+        self.env, self.agent = envs.env, collector.inferences[0].agent
         self.batch_spec = BatchSpec(collector.batch.rows.T, envs.n)
-
-    @property
-    def agent(self) -> Agent:
-        """The learner's, or that of all policies of several learners."""
-        return self.collector.inferences[0].agent
 
     def collect(self) -> Samples:
         return self.collector.collect()

@@ -3,6 +3,7 @@
 import multiprocessing
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -191,10 +192,16 @@ def check_not_imported() -> None:
     """Raise ConfigError in a script that a run or a worker of its own study imports, which would start it again."""
     main = sys.modules["__main__"]
     importer = main.__spec__.name if main.__spec__ and main.__spec__.name.startswith("rlframe.") else ""
-    if multiprocessing.parent_process() and not hasattr(main, "__file__"):  # as in each rlframe.system.process
-        importer = "a worker process"
+    if multiprocessing.parent_process() and not hasattr(main, "__file__") and _is_imported():
+        importer = "a worker process"  # of rlframe.system.process
     if importer:
         raise ConfigError(f"{importer} imports this script; call run_study below if __name__ == '__main__':")
+
+
+def _is_imported() -> bool:
+    """Whether this is called by the top level of a module that is being imported."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]
+    return any(x.f_code.co_name == "<module>" and x.f_globals.get("__name__") != "__main__" for x in frames)
 
 
 def words_of_variant(variant: Mapping[str, Any], command: Sequence[str], objects: StudyObjects) -> dict[str, str]:

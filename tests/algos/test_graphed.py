@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.algos.compiled import CompileChoice, Compiled, compiling
 from rlframe.algos.cuda_graph import Graphed
+from rlframe.algos.side_effects import SideEffect, without_side_effects
 from rlframe.core.struct import leaves
 from rlframe.kernels.device import learning_in
 from tests.algos.played import PlayedGraph
@@ -91,16 +94,53 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
     ]
 
 
-def test_what_counts_in_python_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
-    class Counts(Adds):
-        def learn(self, inputs: Any) -> Any:
-            self.calls += 1
-            return inputs[0] * self.calls, True
+class Counts(Adds):
+    """Counts, and draws from a generator that another attribute is too."""
 
-    graph = Graphed(Counts().learn, [], PlayedGraph())
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets, self.rng = [nn.Linear(1, 1)], np.random.default_rng(0)
+        self.same, self.calls = self.rng, 0
+
+    def learn(self, inputs: Any) -> Any:
+        self.calls += 1
+        return inputs[0] * self.calls, True
+
+    @torch.no_grad()
+    def decorated(self, inputs: Any) -> Any:
+        return self.learn(inputs)
+
+    def in_a_module(self, inputs: Any) -> Any:
+        self.nets[0].n = getattr(self.nets[0], "n", 0) + 1  # type: ignore[assignment]
+        return inputs[0] * self.nets[0].n, True
+
+
+@pytest.mark.parametrize(
+    ("learn", "what"),
+    [
+        (Counts().learn, "Counts.calls"),
+        (Counts().decorated, "Counts.calls"),
+        (partial(Counts().learn), "Counts.calls"),
+        (Counts().in_a_module, "Linear.n"),
+    ],
+)
+def test_what_counts_in_python_is_not_captured(learn: Any, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    graph = Graphed(learn, [], PlayedGraph())
     with caplog.at_level(logging.WARNING, "rlframe"):
         assert [x[0].item() for x in called(graph, 8)] == [i * (i + 1) for i in range(8)]
-    assert "cannot be captured: it changes Counts.calls in Python; keep that in a tensor" in caplog.text
+    assert f"cannot be captured: it changes {what} in Python; keep that in a tensor" in caplog.text
+
+
+def test_a_generator_that_a_recording_draws_from_is_the_same_object_afterwards() -> None:
+    class Draws(Counts):
+        def learn(self, inputs: Any) -> Any:
+            return self.rng.random()
+
+    draws = Draws()
+    with pytest.raises(SideEffect, match="it draws from Draws's generator"), without_side_effects(draws.learn):
+        draws.learn(())
+    assert draws.rng is draws.same
+    assert draws.rng.random() == np.random.default_rng(0).random()
 
 
 def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:

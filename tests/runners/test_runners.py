@@ -56,21 +56,24 @@ def test_parts_in_the_wrong_places_are_named():
 
 
 def test_parts_with_different_agents_are_refused():
-    """One would be trained, and another one act, be scored or saved."""
-    env, (sampler, agent, algo) = EnvConfig("CartPole-v1"), parts(EnvConfig("CartPole-v1"))
+    """One would be trained, and another one act or be saved."""
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     other = copy.deepcopy(agent)
     with pytest.raises(ConfigError, match="the algorithm learns another agent than that of its Learner"):
         MinibatchRl(sampler, Learner(other, algo), RunnerConfig(n_steps=64))
     with pytest.raises(TypeError, match=r"a learner is Learner\(agent, algo\), not Learner\(PPO, PolicyAgent\)"):
         MinibatchRl(sampler, Learner(algo, agent), RunnerConfig(n_steps=64))
-    evaluator = Evaluator(env, other, EvalConfig(n_envs=1, n_episodes=1))
-    with pytest.raises(ConfigError, match="Evaluator acts with another agent"):
-        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64), evaluator)
     its = CONFIG.make_algorithm(other, sampler.batch_spec, 64, 0)
     with pytest.raises(ConfigError, match="SerialSampler acts with another agent"):
         MinibatchRl(sampler, Learner(other, its), RunnerConfig(n_steps=64))
-    evaluator.close()
     sampler.close()
+
+
+def test_an_evaluator_of_another_agent_is_told_as_it_may_have_averaged_weights(caplog):
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    evaluator = Evaluator(EnvConfig("CartPole-v1"), copy.deepcopy(agent), EvalConfig(n_envs=1, n_episodes=1))
+    with MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64), evaluator):
+        assert "the evaluator plays another agent than that of the Learner" in caplog.text
 
 
 @pytest.mark.parametrize(("n_steps", "warns"), [(64, True), (128, False)])
