@@ -90,6 +90,10 @@ class Agent(nn.Module, ABC):
 
     model_config: Any = None  # a ModelConfig, to be recorded
 
+    def holds(self, agent: Agent) -> bool:
+        """Whether it is this agent, or has it among its policies."""
+        return any(part is agent for part in self.modules())
+
     def agents(self) -> dict[str, Agent]:
         """Of several policies, the agent of each by its name; of one policy, none."""
         return {}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlframe.agents import Agent
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
@@ -167,6 +168,15 @@ class Algorithm(ABC):
 
     def check_run(self, n_steps: int) -> None:  # noqa: B027
         """Raise ConfigError if nothing would be learned in a run of so many env_steps."""
+
+    def check_schedules(self, n_steps: int) -> None:
+        """Warn if its schedules end before a run of so many env_steps."""
+        if (schedules := vars(self.unwrapped).get("schedules")) is not None:
+            schedules.check(n_steps)
+
+    def learns(self, agent: Agent) -> bool:
+        """Whether it trains this agent, as far as it says."""
+        return vars(self.unwrapped).get("agent", agent) is agent
 
     def updates_in(self, n_steps: int, batch_size: int) -> int:
         """Gradient steps of a run of so many env_steps, in batches of so many; 0 if that is not known."""

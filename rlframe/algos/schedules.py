@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from torch import Tensor
 from rlframe.algos.base import Progress
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill
+
+_logger = logging.getLogger("rlframe")
 
 
 class Schedules:
@@ -85,6 +88,12 @@ class Schedules:
     def at(self, env_steps: int) -> dict[str, float]:
         """The numbers of the scheduled fields."""
         return {name: each(env_steps) for name, each in self.curves.items()}
+
+    def check(self, n_steps: int) -> None:
+        """Warn if a run is longer than these schedules."""
+        if self.curves and self.n_steps < n_steps:
+            made, names = f"made for n_steps={self.n_steps:,.0f}", ", ".join(self.curves)
+            _logger.warning(f"the algorithm was {made}, over which {names} go; the run has {n_steps:,}")
 
     def of(self, name: str) -> Curve:
         """A field of the config by env_steps, constant if it has no schedule."""

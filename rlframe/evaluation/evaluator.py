@@ -123,6 +123,10 @@ class BaseEvaluator(ABC):
             EvaluationStopped: `stop()` returned True on some rank.
         """
 
+    def plays(self, agent: Agent) -> bool:
+        """Whether it plays this agent, as far as it says."""
+        return True
+
     def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
         """The results that came later, since the last call; with `wait`, also that of a running evaluation.
 
@@ -213,6 +217,9 @@ class Evaluator(BaseEvaluator):
             self.envs = pool = WorkerPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
             self._pools.append(pool)
             self.collector = worker_collector(pool, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
+
+    def plays(self, agent: Agent) -> bool:
+        return self.agent.holds(agent)
 
     def play(
         self, number: int = 0, stop: Stop = never, on_episode: Callable[[Trajectory], None] = lambda _: None

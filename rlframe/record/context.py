@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyprojroot
 
-from rlframe.core.errors import ConfigError, Interrupted
+from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks, set_within
 from rlframe.record import metrics
@@ -86,8 +86,6 @@ def logger_context(
             ranks.broadcast(str(directory))
             yield run
     except BaseException as error:
-        if isinstance(error, Interrupted):
-            error.directory = run.directory
         run.record_exception(error)
         raise
     finally:

@@ -182,12 +182,10 @@ class Run(_DirectoryRun):
             loggers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
             sync: copies the run elsewhere.
         """
-        self.directory = directory
-        self._inode = inode(directory)
+        self.directory, self._inode = directory, inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy, sync.in_use)
         self._row: Mapping[str, float] = {}  # the last logged
-        self._has_config = bool(config)
-        self._n_failed = 0  # disk errors
+        self._has_config, self._n_failed = bool(config), 0  # the latter counts disk errors
         self._open = ExitStack()
         with ExitStack() as opened, ExitStack() as named:
             opened.callback(DirectoryLock(directory, "a run", "run_ID or log_dir").close)
@@ -359,7 +357,8 @@ class Run(_DirectoryRun):
 
     def record_exception(self, error: BaseException) -> None:
         """Write it to debug.log only, with its traceback unless a signal stopped the run; the caller reports it."""
-        stopped = isinstance(error, Interrupted)
+        if stopped := isinstance(error, Interrupted):
+            error.directory = self.directory
         level, text = (logging.INFO, str(error)) if stopped else (logging.ERROR, "the run ended by an exception")
         info = None if stopped else (type(error), error, error.__traceback__)
         self._debug_log.handle(_logger.makeRecord(_logger.name, level, __file__, 0, text, (), info))

@@ -90,7 +90,7 @@ class Runner(ABC):
             check_rewards(sampler, learner.agent, learner.algo, learner.rewards)
             if self.clock is Clock.ENV_STEPS:
                 learner.algo.check_run(self.n_steps)
-                learner.check_schedules(self.n_steps)
+                learner.algo.check_schedules(self.n_steps)
         self.ranks = self.learners.first.algo.progress.ranks
         self.log = TrainingLog(self.ranks, stop, options.window)
         self.callbacks = Callbacks(callbacks)

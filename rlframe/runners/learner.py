@@ -13,16 +13,15 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import SkippedUpdate, UpdateMetrics
-from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
-from rlframe.evaluation.evaluator import Evaluator
+from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
 from rlframe.rewards.normalize import UNCHANGED, Rewards
 from rlframe.runners.described import plain_tree
-from rlframe.samplers.base import LocalInferenceSampler
+from rlframe.samplers import Source
 
 _logger = logging.getLogger("rlframe")
 
@@ -49,7 +48,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         """Raise TypeError for arguments in another order."""
-        if not (isinstance(self.agent, Agent) and isinstance(self.algo, Algorithm)):
+        if not (hasattr(self.agent, "initial_state") and hasattr(self.algo, "updates_due")):
             got = f"{type(self.agent).__name__}, {type(self.algo).__name__}"
             raise TypeError(f"a learner is Learner(agent, algo), not Learner({got})")
 
@@ -68,15 +67,6 @@ class Learner:
             raise ConfigError(
                 f"the sampler's batch{self.of} has valid rows and says n_env_steps=0; count them, for example with "
                 f"rlframe.rollout.buffer.numbered(samples, rows, start)"
-            )
-
-    def check_schedules(self, n_steps: int) -> None:
-        """Warn if the algorithm's schedules end before a run of so many env_steps."""
-        schedules = getattr(self.algo.unwrapped, "schedules", None)
-        if isinstance(schedules, Schedules) and schedules.curves and schedules.n_steps < n_steps:
-            names, own = ", ".join(schedules.curves), f"n_steps={schedules.n_steps:,.0f}"
-            _logger.warning(
-                f"the algorithm{self.of} was made for {own}, over which {names} go; the run has {n_steps:,}"
             )
 
     def named(self, values: Mapping[str, _V]) -> dict[str, _V]:
@@ -144,10 +134,6 @@ class Learners(dict[str, Learner]):
         if len(self) > 1:
             raise ConfigError(f"this run has the learners {', '.join(self)}: use runner.learners[NAME]")
         return self.first
-
-    def has_one_of(self, agent: Agent) -> bool:
-        """Whether an agent is that of a learner, or has it among its policies."""
-        return any(part is learner.agent for part in agent.modules() for learner in self.values())
 
     @property
     def env_steps(self) -> int:
@@ -227,19 +213,19 @@ class Learners(dict[str, Learner]):
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
 
 
-def check_agents(learners: Learners, sampler: object, evaluator: object) -> None:
+def check_agents(learners: Learners, sampler: Source, evaluator: BaseEvaluator | None) -> None:
     """Raise ConfigError if an algorithm learns another agent than its Learner has, or the sampler shares none of them.
 
     An evaluator that plays another agent is told: it may have averaged weights.
     """
     for learner in learners.values():
-        own = getattr(learner.algo.unwrapped, "agent", learner.agent)
-        if isinstance(own, Agent) and own is not learner.agent:
+        if not learner.algo.learns(learner.agent):
             raise ConfigError(f"the algorithm{learner.of} learns another agent than that of its Learner; give both one")
-    if isinstance(sampler, LocalInferenceSampler) and not learners.has_one_of(sampler.agent):
+    agents = [learner.agent for learner in learners.values()]
+    if not any(map(sampler.acts_with, agents)):
         name = type(sampler).__name__
         raise ConfigError(f"{name} acts with another agent than that of the Learner; give both one")
-    if isinstance(evaluator, Evaluator) and not learners.has_one_of(evaluator.agent):
+    if evaluator is not None and not any(map(evaluator.plays, agents)):
         _logger.warning("the evaluator plays another agent than that of the Learner")
 
 

@@ -56,6 +56,10 @@ class Source(ABC):
     def close(self) -> None:
         """Close the environments. May be called twice."""
 
+    def acts_with(self, agent: Agent) -> bool:
+        """Whether it acts with this agent itself or, as far as it says, with a copy that follows it."""
+        return True
+
     def env_seeds(self, seed: int) -> Sequence[int]:
         """The seed of each environment, from the run's, for episodes.csv; () if others decide its episodes too."""
         return env_seeds(seed, Role.ENV, self.batch_spec.n_envs)
@@ -272,6 +276,9 @@ class LocalInferenceSampler(Sampler, ABC):
 
     def refresh(self, agent: Agent) -> None:
         """Does nothing: the agent is shared with the learner."""
+
+    def acts_with(self, agent: Agent) -> bool:
+        return self.agent.holds(agent)
 
     def counters(self) -> dict[str, float]:
         return {**self.envs.counters(), **self.collector.bounds.counters()}
