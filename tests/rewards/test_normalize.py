@@ -153,6 +153,7 @@ def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused(
             sampler.envs.observation_space, sampler.envs.action_space, ModelConfig(hidden=(8,)), 0
         )
         algo = ppo.Config(minibatches=1).make_algorithm(agent, sampler.batch_spec, 100, 0)
+        sampler.agent = agent  # as if it had been made with it
         with pytest.raises(ConfigError, match=r"give the learner its rewards, .*rewards_for\(sampler, algo\)"):
             MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=100))
 
@@ -187,5 +188,6 @@ def test_a_replay_is_refused_if_the_network_sees_previous_rewards(feed_back: boo
     with closing(sampled("CartPole-v1", 1, 1, normalize_reward=True)) as sampler:
         agent = config.make_agent(sampler.envs.observation_space, sampler.envs.action_space, model, 0)
         algo = config.make_algorithm(agent, sampler.batch_spec, 100_000, 0)
+        sampler.agent = agent  # as if it had been made with it
         with refused if feed_back else nullcontext():
             MinibatchRl(sampler, Learner(agent, algo, rewards_for(sampler, algo)), RunnerConfig(n_steps=100_000))
