@@ -224,7 +224,7 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     chosen, trained = load_chosen(path, o.snapshot, o.device, o.trust, o.changes)
     config = trained.experiment.eval
     if trained.env.id == none.NAME:
-        raise ConfigError(none.REMEDY)
+        raise ConfigError(none.NOT_PLAYABLE)
     if config.env_steps and (o.render or o.video):
         raise ConfigError("steps is for episodes side by side; with render and video give n_episodes")
     if o.dataset and isinstance(trained.observation_space, JointSpace):

@@ -11,12 +11,16 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
 from rlframe.core.errors import ConfigError, Interrupted, printable
 from rlframe.experiment.presets import competing_work, early_env_vars, preset_names, with_default
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import gc_paused, limit_threads
+
+if TYPE_CHECKING:
+    from rlframe.experiment.job import Job
 
 _USAGE = """\
 usage: python -m rlframe.launch [key=value ...]
@@ -122,10 +126,8 @@ def _launch_with(words: KeyValues) -> int:
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.fetch import with_fetched
         from rlframe.experiment.job import check_words, place_job, read_job
-        from rlframe.experiment.settings import to_flat
         from rlframe.experiment.stacked import read_stack, run_stack
-        from rlframe.experiment.train import describe_job, train
-        from rlframe.experiment.trust import foreign
+        from rlframe.experiment.train import describe_job
         from rlframe.record.remote import is_uri
         from rlframe.study.plan import split_values
         from rlframe.study.process import run_with_retries
@@ -150,6 +152,18 @@ def _launch_with(words: KeyValues) -> int:
     if dry_run:
         print(describe_job(job, n_here))
         return 0
+    _train(job, words.remaining)
+    return 0
+
+
+def _train(job: Job, words: Mapping[str, str]) -> None:
+    """Train, and print the commands that follow. Words beside resume= hold for one start, so they are repeated."""
+    from rlframe.envs.make import NO_ENV
+    from rlframe.experiment.settings import to_flat
+    from rlframe.experiment.train import train
+    from rlframe.experiment.trust import foreign
+    from rlframe.system.distributed import rank_from_environment
+
     place, experiment = rank_from_environment(), job.experiment
     needs_trust = bool(foreign({**to_flat(experiment), "sync": ""}))
     try:
@@ -157,12 +171,11 @@ def _launch_with(words: KeyValues) -> int:
     except Interrupted as error:
         if error.directory and place.world_size == 1:
             new = {"trust": "true"} if needs_trust else {"sync": experiment.sync} if experiment.sync else {}
-            _print_continue(error.directory, words.remaining if job.resume else new)  # it holds for one start
+            _print_continue(error.directory, words if job.resume else new)
         raise
     if not place.rank:
-        has_env = experiment.env != "none" or experiment.eval.env
+        has_env = experiment.env != NO_ENV or experiment.eval.env
         _print_next_commands(result.directory, " trust=true" * needs_trust + " env=ID" * (not has_env))
-    return 0
 
 
 def _print_continue(directory: Path, given: Mapping[str, str]) -> None:

@@ -94,7 +94,7 @@ class Compiled:
         schedules: whose numbers it reads.    looks: why it cannot be compiled, if that is known.
         """
         self._learn, self._schedules, self._steps, self._looks = learn, schedules, list(steps), looks
-        self.__wrapped__ = learn  # for inspect.unwrap
+        self.__wrapped__ = learn  # whose Python is watched, see side_effects
         self._updates: dict[Any, Update | None] = {}
         part = getattr(learn, "__name__", "").removeprefix("_learn").strip("_")
         self._name = f"updates of the {part}" if part.isidentifier() else "updates"

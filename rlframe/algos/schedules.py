@@ -92,8 +92,8 @@ class Schedules:
     def check(self, n_steps: int) -> None:
         """Warn if a run is longer than these schedules."""
         if self.curves and self.n_steps < n_steps:
-            made, names = f"made for n_steps={self.n_steps:,.0f}", ", ".join(self.curves)
-            _logger.warning(f"the algorithm was {made}, over which {names} go; the run has {n_steps:,}")
+            names, end = ", ".join(self.curves), f"{self.n_steps:,.0f} of the run's {n_steps:,} env_steps"
+            _logger.warning(f"schedules of {names} end after {end}: make the algorithm with n_steps={n_steps}")
 
     def of(self, name: str) -> Curve:
         """A field of the config by env_steps, constant if it has no schedule."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,53 +13,73 @@ import numpy as np
 from torch import nn
 
 _PLAIN = (bool, int, float, str)
-_GLOBAL: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {  # returns a state, sets it
-    "NumPy's": (np.random.get_state, np.random.set_state),
-    "Python's": (random.getstate, random.setstate),
-}
 
 
 class SideEffect(RuntimeError):
     """What an update did in Python, and what to do."""
 
 
+@dataclass(frozen=True)
+class _Watched:
+    """Something that Python may change: a generator, or an attribute that is a number or text."""
+
+    name: str
+    state: Callable[[], Any]
+    load: Callable[[Any], None]
+    is_generator: bool = True
+
+
 @contextmanager
 def without_side_effects(learn: Callable[..., Any]) -> Iterator[None]:
     """Context in which `learn` runs once, to be recorded; what its Python has changed is as before afterwards.
 
-    Looked at are NumPy's and Python's global generators and, of the object that `learn` is a method of and of its
+    Watched are NumPy's and Python's global generators and, of the object that `learn` is a method of and of its
     modules, the attributes that are numbers, texts or NumPy generators, but for `training`, which each call sets.
 
     Raises:
         SideEffect: it has changed something.
     """
-    owners, states = _owners(learn), {name: state() for name, (state, _) in _GLOBAL.items()}
-    attributes = [_attributes(owner) for owner in owners]
-    drawn, changed = list[str](), list[str]()
+    before = [(each, each.state()) for each in _watched(learn)]
+    changed: list[_Watched] = []
     try:
         yield
     finally:
-        for name, (state, load) in _GLOBAL.items():
-            if repr(state()) != repr(states[name]):
-                load(states[name])
-                drawn.append(name)
-        for owner, before in zip(owners, attributes, strict=True):
-            after, of = _attributes(owner), type(owner).__name__
-            for name in [name for name in before if name in after and _differ(before[name], after[name])]:
-                if isinstance(generator := vars(owner)[name], np.random.Generator):
-                    generator.bit_generator.state = before[name]
-                    drawn.append(f"{of}'s")
-                else:
-                    vars(owner)[name] = before[name]
-                    changed.append(f"{of}.{name}")
-    if drawn:
-        raise SideEffect(f"it draws from {_listed(drawn)} generator; draw with torch, or use compile=false")
-    if changed:
-        raise SideEffect(f"it changes {_listed(changed)} in Python; keep that in a tensor, or use compile=false")
+        for each, state in before:
+            if repr(each.state()) != repr(state):
+                each.load(state)
+                changed.append(each)
+    for is_generator, says in (
+        (True, "it draws from {} generator; draw with torch, or use compile=false"),
+        (False, "it changes {} in Python; keep that in a tensor, or use compile=false"),
+    ):
+        names = dict.fromkeys(each.name for each in changed if each.is_generator is is_generator)
+        if names:
+            raise SideEffect(says.format(" and ".join(names)))
 
 
-def _listed(names: list[str]) -> str:
-    return " and ".join(dict.fromkeys(names))  # a target network's are those of the network
+def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
+    yield _Watched("NumPy's", np.random.get_state, np.random.set_state)
+    yield _Watched("Python's", random.getstate, random.setstate)
+    for owner in _owners(learn):
+        for name, x in getattr(owner, "__dict__", {}).items():
+            if isinstance(x, np.random.Generator):
+                bits = x.bit_generator
+                yield _Watched(
+                    f"{type(owner).__name__}'s", partial(getattr, bits, "state"), partial(setattr, bits, "state")
+                )
+            elif isinstance(x, _PLAIN) and name != "training":
+                yield _Watched(f"{type(owner).__name__}.{name}", *_attribute(owner, name, x), is_generator=False)
+
+
+def _attribute(owner: Any, name: str, x: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """What reads and sets an attribute that is `x`; one that is a tensor or the like by now reads as unchanged."""
+    attributes = vars(owner)
+
+    def state() -> Any:
+        now = attributes.get(name, x)
+        return now if isinstance(now, _PLAIN) else x
+
+    return state, partial(attributes.__setitem__, name)
 
 
 def _owners(learn: Callable[..., Any]) -> list[Any]:
@@ -79,15 +100,3 @@ def _modules(part: Any) -> Iterable[nn.Module]:
         return part.modules()
     parts = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple) else ()
     return (each for module in parts if isinstance(module, nn.Module) for each in module.modules())
-
-
-def _attributes(owner: Any) -> dict[str, Any]:
-    """The values of those that are looked at; of generators, their states."""
-    found = {name: x for name, x in getattr(owner, "__dict__", {}).items() if name != "training"}
-    plain = {name: x for name, x in found.items() if isinstance(x, _PLAIN) and x == x}
-    generators = {name: x for name, x in found.items() if isinstance(x, np.random.Generator)}
-    return plain | {name: x.bit_generator.state for name, x in generators.items()}
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return repr(one) != repr(other) if isinstance(one, dict) else bool(one != other)  # a state may have arrays

@@ -215,14 +215,14 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
         ConfigError: the runs or the file differ in more than the seed, a run has not ended, or a seed is there already
             with other numbers. Nothing is written then.
     """
-    facts_file = out.with_suffix(".json")
-    for each in (out, facts_file):
+    for each in (out, out.with_suffix(".json")):
         prepare_output(each, "out")
     with in_turn(out.parent):
-        return _added(dirs, out, columns, note, partial)
+        return _add_runs(dirs, out, columns, note, partial)
 
 
-def _added(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> Results:
+def _add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> Results:
+    """As `add_runs`, while no other process changes the file."""
     facts_file = out.with_suffix(".json")
     if facts_file.exists() and not out.exists():
         raise ConfigError(f"out={out} would overwrite {facts_file}, which is not of a result file; name another file")

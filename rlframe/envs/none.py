@@ -9,7 +9,7 @@ import gymnasium
 from rlframe.core.errors import ConfigError
 
 NAME = "none"
-REMEDY = (
+NOT_PLAYABLE = (
     "env=none cannot be played; give the environment of the dataset (env=ID, in training eval.env=ID), or "
     "estimate without playing (evaluate RUN_DIR estimate=fqe dataset=NAME)"
 )
@@ -28,7 +28,7 @@ class NoEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = found.observation_space, found.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> NoReturn:
-        raise ConfigError(REMEDY)
+        raise ConfigError(NOT_PLAYABLE)
 
     def step(self, action: Any) -> NoReturn:
         raise RuntimeError("env=none cannot be played")

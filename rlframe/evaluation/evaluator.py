@@ -206,7 +206,7 @@ class Evaluator(BaseEvaluator):
             film = FilmConfig(1, seed, config.explore, config.max_length)
             self.films = Films(0 if rank else config.video_every, self.env, agent, film)
         self.envs: Envs | WorkerPool
-        self._hinted = config.max_length <= _LONG  # or it needs none
+        self._tells_of_long = config.max_length > _LONG
         self._pools: list[WorkerPool] = []  # one, if worker processes step its environments
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
@@ -259,7 +259,7 @@ class Evaluator(BaseEvaluator):
             for trajectory in tracker.pop():
                 if plays[trajectory.env]:
                     add(trajectory)
-            self._hint_at(tracker.length)
+            self._tell_of_long(tracker.length)
             for env in np.flatnonzero(tracker.length > self.config.max_length).tolist():
                 if plays[env]:
                     _logger.warning(
@@ -271,10 +271,10 @@ class Evaluator(BaseEvaluator):
                     plays[env] = False
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
-    def _hint_at(self, lengths: np.ndarray) -> None:
-        """Say once that episodes are long, before a first evaluation of an environment without an end is over."""
-        if not self._hinted and lengths.max() > _LONG:
-            self._hinted = True
+    def _tell_of_long(self, lengths: np.ndarray) -> None:
+        """Tell once of a long episode: its environment may have no end, and the first evaluation takes very long."""
+        if self._tells_of_long and lengths.max() > _LONG:
+            self._tells_of_long = False
             _logger.info(
                 f"evaluation: an episode has run {_LONG:,} steps; without an end it is cut after eval.max_length="
                 f"{self.config.max_length:,}, or give env.max_episode_steps"

@@ -51,6 +51,7 @@ class Policy:
         Raises:
             ValueError: the observation does not fit the observation space.
         """
+        _check_alone(observation, self.observation_space)
         observation = _in_entries(observation, self.observation_space)
         single = not _is_batch(observation, self.observation_space)
         rows = map_tree(lambda x: torch.as_tensor(np.asarray(x)).to(self._device), observation)
@@ -78,6 +79,13 @@ class Policy:
         return self.greedy.decode(action), state
 
 
+def _check_alone(observation: Any, space: Space) -> None:
+    """Raise ValueError for what env.reset() returns."""
+    is_pair = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
+    if is_pair and not isinstance(space, spaces.Tuple):
+        raise ValueError("this is (observation, info), as env.reset() returns them; give the observation alone")
+
+
 def _in_entries(observation: Any, space: Space) -> Any:
     """An observation alone as the entry of a Dict, whose others an environment of several agents adds."""
     wanted = isinstance(space, spaces.Dict) and OBSERVATION in space.spaces and not isinstance(observation, Mapping)
@@ -90,16 +98,11 @@ def _is_batch(observation: Any, space: Space) -> bool:
     Raises:
         ValueError: it has neither that shape nor the space's.
     """
-    is_pair = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
-    if is_pair and not isinstance(space, spaces.Tuple):
-        raise ValueError("this is (observation, info), as env.reset() returns them; give the observation alone")
     match space:
         case spaces.Dict():
             if not isinstance(observation, Mapping):
-                names = ", ".join(space.spaces)
-                raise ValueError(
-                    f"an observation is a dict with {names}, and this one is a {type(observation).__name__}"
-                )
+                kind = type(observation).__name__
+                raise ValueError(f"an observation is a dict with {', '.join(space.spaces)}, and this one is a {kind}")
             given = {key: sub for key, sub in space.spaces.items() if key in observation or key != PRIVILEGED}
             if missing := [key for key in given if key not in observation]:
                 raise ValueError(f"an observation has no entry {missing[0]!r}: it has {', '.join(observation)}")

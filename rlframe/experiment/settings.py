@@ -261,7 +261,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
         return message
     is_part = isinstance(known_keys(Experiment, given).get(bad[3]), Part)
     if below := re.search(r"since subparameters were provided \(e\.g\. '([^']+)'\)", reasons[is_part]):
-        return f"unknown key {below[1]}: {bad[3]} has no keys below it; a class that it names is made with its defaults"
+        return f"unknown key {below[1]}: {bad[3]} has no keys below it"
     return f"{bad[3]}={bad[1] or bad[2] or ''}: {reasons[is_part]}"
 
 

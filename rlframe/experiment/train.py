@@ -183,6 +183,8 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
     for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
         _logger.info(note)
     _logger.info(f"run: {run.directory}")
+    for file in run.edited_files:
+        _logger.warning(f"{file} has changed since the run was started last; it goes on with what is there now")
     run.record_choices({**hardware.choices_of(job.experiment, resolved), "compile": built.compilation.name})
 
 

@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -39,9 +39,21 @@ _MAX_LOCK_BYTES = 1 << 16
 _logger = logging.getLogger("rlframe")
 
 
+def record_start(path: Path, config: Mapping[str, Any], resume: bool) -> list[str]:
+    """Write params.json, or add a resumed run's start to it; returns the Python files of the config edited since then.
+
+    Raises:
+        ConfigError: that of a run to resume is damaged.
+    """
+    if resume:
+        return append_resumed(path, config)
+    write_params(path, config)
+    return []
+
+
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
     """Write params.json of a new run, after `check_config`."""
-    params = {"config": dict(config), "seed": config.get("seed"), **session(), "files": own_files(config)}
+    params = {"config": dict(config), "seed": config.get("seed"), **session(), "files": _own_files(config)}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
@@ -77,15 +89,22 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> list[str]:
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
-    now, last = own_files(config), dict[str, Any]()
-    for files in [each.get("files") for each in (params, *resumed) if isinstance(each, dict)]:
-        last |= files if isinstance(files, dict) else {}
-    resumed.append({**session(), "changed": changed, "files": now})
+    files, edited = _own_files(config), _edited(config, [params, *resumed])
+    resumed.append({**session(), "changed": changed, "files": files})
     replace_file(path, json.dumps(params, indent=2) + "\n")
-    return [name for name, content in now.items() if last.get(name, content) != content]
+    return edited
 
 
-def own_files(config: Mapping[str, Any]) -> dict[str, str]:
+def _edited(config: Mapping[str, Any], starts: Sequence[Any]) -> list[str]:
+    """The Python files of a config that are not what they were at the last start that had them."""
+    last: dict[str, Any] = {}
+    for start in starts:
+        files = start.get("files") if isinstance(start, dict) else None
+        last |= files if isinstance(files, dict) else {}
+    return [name for name, content in _own_files(config).items() if last.get(name, content) != content]
+
+
+def _own_files(config: Mapping[str, Any]) -> dict[str, str]:
     """The Python files that a config names, such as ./my_ppo.py:MyPPO, and the beginning of their SHA-256."""
     texts = [str(text) for x in config.values() for text in (x if isinstance(x, list | tuple) else [x])]
     found: dict[str, str] = {}

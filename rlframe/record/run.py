@@ -28,12 +28,11 @@ from rlframe.record.directory import (
     DirectoryLock,
     add_choices,
     add_config,
-    append_resumed,
     check_config,
     check_directory,
     inode,
+    record_start,
     run_tokens,
-    write_params,
     write_result,
 )
 from rlframe.record.loggers import (
@@ -59,6 +58,7 @@ class BaseRun:
     """Where a runner reports metrics, progress and snapshots. The methods of this base class record nothing."""
 
     tokens: Sequence[str] = ()  # see run_tokens; empty: nothing is recorded
+    edited_files: Sequence[str] = ()  # of the user's own, since a resumed run was started last
 
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
@@ -182,10 +182,12 @@ class Run(_DirectoryRun):
             loggers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
             sync: copies the run elsewhere.
         """
-        self.directory, self._inode = directory, inode(directory)
+        self.directory = directory
+        self._inode = inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy, sync.in_use)
         self._row: Mapping[str, float] = {}  # the last logged
-        self._has_config, self._n_failed = bool(config), 0  # the latter counts disk errors
+        self._has_config = bool(config)
+        self._n_failed = 0  # disk errors
         self._open = ExitStack()
         with ExitStack() as opened, ExitStack() as named:
             opened.callback(DirectoryLock(directory, "a run", "run_ID or log_dir").close)
@@ -193,7 +195,7 @@ class Run(_DirectoryRun):
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
-            edited = (append_resumed if resume else write_params)(directory / PARAMS, config)
+            self.edited_files = record_start(directory / PARAMS, config, resume)
             if sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
             self.tokens = run_tokens(directory)
@@ -212,8 +214,6 @@ class Run(_DirectoryRun):
             self._open.enter_context(named.pop_all())
         self._open.callback(sync.close)  # first of all, while the log is open
         self._sync = sync
-        for file in edited or ():
-            _logger.warning(f"{file} has changed since the run was started last; it goes on with what is there now")
         sync.request()
 
     def log(self, row: Mapping[str, float]) -> None:

@@ -29,7 +29,7 @@ from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
 from rlframe.runners.described import DescribedBatches
-from rlframe.runners.learner import Diverged, Learner, Learners, NothingLearned, Standstill, check_agents, skip_update
+from rlframe.runners.learner import Diverged, Learner, Learners, NothingLearned, Standstill, skip_update
 from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     TrainingLog,
@@ -85,7 +85,7 @@ class Runner(ABC):
         """
         self.sampler, self.learners, self.options, self.evaluator = sampler, Learners(learners), options, evaluator
         self.n_steps, self.log_interval_steps = options.n_steps, options.log_interval_steps
-        check_agents(self.learners, sampler, evaluator)
+        self.learners.check_agents(sampler, evaluator)
         for learner in self.learners.values():
             check_rewards(sampler, learner.agent, learner.algo, learner.rewards)
             if self.clock is Clock.ENV_STEPS:

@@ -148,6 +148,20 @@ class Learners(dict[str, Learner]):
     def updates_due(self) -> bool:
         return any(learner.algo.updates_due() for learner in self.values())
 
+    def check_agents(self, sampler: Source, evaluator: BaseEvaluator | None) -> None:
+        """Raise ConfigError if an algorithm learns another agent than its Learner has, or the sampler has none of them.
+
+        An evaluator that plays another agent is told in the log: it may have averaged weights.
+        """
+        for learner in self.values():
+            if not learner.algo.learns(learner.agent):
+                raise ConfigError(f"the algorithm{learner.of} learns another agent than its Learner has; give both one")
+        agents = [learner.agent for learner in self.values()]
+        if not any(map(sampler.acts_with, agents)):
+            raise ConfigError(f"{type(sampler).__name__} acts with another agent than the Learner has; give both one")
+        if evaluator is not None and not any(map(evaluator.plays, agents)):
+            _logger.warning("the evaluator plays another agent than the Learner has")
+
     def batches(self, found: Samples | Mapping[str, Samples]) -> list[tuple[Learner, Samples]]:
         """What a source has collected, by learner, with the rewards that each learns from.
 
@@ -211,22 +225,6 @@ class Learners(dict[str, Learner]):
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
-
-
-def check_agents(learners: Learners, sampler: Source, evaluator: BaseEvaluator | None) -> None:
-    """Raise ConfigError if an algorithm learns another agent than its Learner has, or the sampler shares none of them.
-
-    An evaluator that plays another agent is told: it may have averaged weights.
-    """
-    for learner in learners.values():
-        if not learner.algo.learns(learner.agent):
-            raise ConfigError(f"the algorithm{learner.of} learns another agent than that of its Learner; give both one")
-    agents = [learner.agent for learner in learners.values()]
-    if not any(map(sampler.acts_with, agents)):
-        name = type(sampler).__name__
-        raise ConfigError(f"{name} acts with another agent than that of the Learner; give both one")
-    if evaluator is not None and not any(map(evaluator.plays, agents)):
-        _logger.warning("the evaluator plays another agent than that of the Learner")
 
 
 def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:

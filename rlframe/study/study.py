@@ -191,10 +191,10 @@ def run_study(
 def check_not_imported() -> None:
     """Raise ConfigError in a script that a run or a worker of its own study imports, which would start it again."""
     main = sys.modules["__main__"]
-    importer = main.__spec__.name if main.__spec__ and main.__spec__.name.startswith("rlframe.") else ""
-    if multiprocessing.parent_process() and not hasattr(main, "__file__") and _is_imported():
-        importer = "a worker process"  # of rlframe.system.process
-    if importer:
+    name = main.__spec__.name if main.__spec__ else ""
+    by_worker = multiprocessing.parent_process() and not hasattr(main, "__file__") and _is_imported()
+    if by_worker or name.startswith("rlframe."):
+        importer = "a worker process" if by_worker else name
         raise ConfigError(f"{importer} imports this script; call run_study below if __name__ == '__main__':")
 
 

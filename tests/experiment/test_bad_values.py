@@ -204,7 +204,7 @@ def test_a_deviation_that_overflows_is_refused(value: str) -> None:
         ),
         (
             {"model.encoder": "torch.nn:Identity", "model.encoder.kwargs.a": 2},
-            "unknown key model.encoder.kwargs: model.encoder has no keys below it; a class that it names is made with",
+            "unknown key model.encoder.kwargs: model.encoder has no keys below it",
         ),
         ({"trust": True}, "trust=True is no setting of a run: it is for the command line"),
         ({"resume": "x"}, "resume=x is no setting of a run: it is for the command line"),

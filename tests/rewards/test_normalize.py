@@ -29,12 +29,13 @@ from tests.tables import read_csv
 
 NORMALIZED = EnvOptions(normalize_reward=True)
 SMALL = "sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] runner.n_steps=128 runner.log_interval_steps=64"
+PPO, MODEL = ppo.Config(), ModelConfig(hidden=(8,))
 
 
-def sampled(env: str, B: int, T: int, **options: Any) -> SerialSampler:
+def sampled(env: str, B: int, T: int, algo: Any = PPO, model: ModelConfig = MODEL, **options: Any) -> SerialSampler:
     config = EnvConfig(env, options=EnvOptions(**options))
     envs = make_envs(config, B, range(B))
-    agent = ppo.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
+    agent = algo.make_agent(envs.observation_space, envs.action_space, model, 0)
     return SerialSampler(envs, agent, T)
 
 
@@ -149,13 +150,9 @@ def test_the_learner_of_an_async_run_has_the_statistics() -> None:
 
 def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused() -> None:
     with closing(sampled("CartPole-v1", 1, 8, normalize_reward=True)) as sampler:
-        agent = ppo.Config().make_agent(
-            sampler.envs.observation_space, sampler.envs.action_space, ModelConfig(hidden=(8,)), 0
-        )
-        algo = ppo.Config(minibatches=1).make_algorithm(agent, sampler.batch_spec, 100, 0)
-        sampler.agent = agent  # as if it had been made with it
+        algo = ppo.Config(minibatches=1).make_algorithm(sampler.agent, sampler.batch_spec, 100, 0)
         with pytest.raises(ConfigError, match=r"give the learner its rewards, .*rewards_for\(sampler, algo\)"):
-            MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=100))
+            MinibatchRl(sampler, Learner(sampler.agent, algo), RunnerConfig(n_steps=100))
 
 
 def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
@@ -185,9 +182,8 @@ def test_a_replay_is_refused_if_the_network_sees_previous_rewards(feed_back: boo
     config = r2d1.Config(replay=InMemory(size=400))
     model = ModelConfig(hidden=(8,), memory="lstm", memory_size=8, feed_back=feed_back)
     refused = pytest.raises(ConfigError, match=r"env.normalize_reward=true does not work .*env.reward_scale")
-    with closing(sampled("CartPole-v1", 1, 1, normalize_reward=True)) as sampler:
-        agent = config.make_agent(sampler.envs.observation_space, sampler.envs.action_space, model, 0)
-        algo = config.make_algorithm(agent, sampler.batch_spec, 100_000, 0)
-        sampler.agent = agent  # as if it had been made with it
+    with closing(sampled("CartPole-v1", 1, 1, config, model, normalize_reward=True)) as sampler:
+        algo = config.make_algorithm(sampler.agent, sampler.batch_spec, 100_000, 0)
+        learner = Learner(sampler.agent, algo, rewards_for(sampler, algo))
         with refused if feed_back else nullcontext():
-            MinibatchRl(sampler, Learner(agent, algo, rewards_for(sampler, algo)), RunnerConfig(n_steps=100_000))
+            MinibatchRl(sampler, learner, RunnerConfig(n_steps=100_000))

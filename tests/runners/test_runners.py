@@ -59,7 +59,7 @@ def test_parts_with_different_agents_are_refused():
     """One would be trained, and another one act or be saved."""
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     other = copy.deepcopy(agent)
-    with pytest.raises(ConfigError, match="the algorithm learns another agent than that of its Learner"):
+    with pytest.raises(ConfigError, match="the algorithm learns another agent than its Learner has"):
         MinibatchRl(sampler, Learner(other, algo), RunnerConfig(n_steps=64))
     with pytest.raises(TypeError, match=r"a learner is Learner\(agent, algo\), not Learner\(PPO, PolicyAgent\)"):
         MinibatchRl(sampler, Learner(algo, agent), RunnerConfig(n_steps=64))
@@ -73,14 +73,14 @@ def test_an_evaluator_of_another_agent_is_told_as_it_may_have_averaged_weights(c
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     evaluator = Evaluator(EnvConfig("CartPole-v1"), copy.deepcopy(agent), EvalConfig(n_envs=1, n_episodes=1))
     with MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64), evaluator):
-        assert "the evaluator plays another agent than that of the Learner" in caplog.text
+        assert "the evaluator plays another agent than the Learner has" in caplog.text
 
 
 @pytest.mark.parametrize(("n_steps", "warns"), [(64, True), (128, False)])
 def test_schedules_that_end_before_the_run_are_told(n_steps, warns, caplog):
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"), n_steps)
     MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=128))
-    line = "the algorithm was made for n_steps=64, over which learning_rate go; the run has 128"
+    line = "schedules of learning_rate end after 64 of the run's 128 env_steps: make the algorithm with n_steps=128"
     assert (line in caplog.text) == warns
     sampler.close()
 

@@ -109,8 +109,8 @@ def test_the_first_to_arrive_is_given_and_a_dead_one_is_replaced(ray: Any) -> No
         kill(ray, made.actors[0])
         while not sampler.counters()["sampler/restarts"]:
             sampler.collect()
-        while sampler.collect().stream:
-            """Another's."""
+        while sampler.collect().stream != 0:
+            pass
         assert sampler.counters()["sampler/restarts"] == 1
         assert sampler.batch_spec == (8, 2, 2)
 
