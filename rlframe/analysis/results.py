@@ -275,13 +275,16 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
     program, *words = map(str, line) if isinstance(line, list) and line else [""]
     is_launch = Path(program).name == "launch.py" or program.endswith(" launch")
     kept = [word for word in words if not _OF_ONE_RUN.fullmatch(word.partition("=")[0])]
+    chosen = _mapping(params.get("chosen"))
+    if "precision" in config and not any(word.startswith("precision=") for word in kept):
+        chosen["precision"] = config.pop("precision")  # of this machine, unless the command asks for one
     fact = {
         "date": str(params.get("started", ""))[:10],
         "command": shlex.join(["python", "-m", "rlframe.launch", *kept] if is_launch else [Path(program).name, *kept]),
         "versions": _mapping(params.get("versions")),
         "revision": f"{git.get('revision', '')}{' and changes' if git.get('dirty') else ''}",
         "machine": {key: value for key, value in machine.items() if value},
-        "chosen": _mapping(params.get("chosen")),
+        "chosen": chosen,
         "ended": ended,
         "resumed": len(changes),
         "note": note,
