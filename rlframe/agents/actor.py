@@ -15,6 +15,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents.base import Agent, AgentState, NumpyStep, Target
+from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
@@ -283,6 +284,7 @@ class ActorAgent(Agent):
         self.model.observe(observation)
 
 
+@checked
 def make_actor_agent(
     observation_space: Space,
     action_space: Space,

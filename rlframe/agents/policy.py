@@ -12,6 +12,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target
+from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
@@ -153,6 +154,7 @@ class GsdePolicyAgent(PolicyAgent):
         return super().target(explore)
 
 
+@checked
 def make_policy_agent(
     observation_space: Space,
     action_space: Space,

@@ -14,6 +14,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target
+from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
@@ -163,6 +164,7 @@ class QAgent(ModelAgent):
         return params, Categorical(n_actions)
 
 
+@checked
 def make_q_agent(
     observation_space: Space,
     action_space: Space,

@@ -181,8 +181,14 @@ def accepts_auto(field: Any) -> bool:
 
 
 def option(default: Any, doc: str) -> Any:
-    """A field with its documentation."""
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc)
+    """A field with its documentation; one whose default is text takes only text."""
+
+    def check(config: Any, name: str) -> None:
+        value = getattr(config, name)
+        if isinstance(default, str) and not isinstance(value, str):
+            raise ConfigError(f"{key_of(config, name)}={value!r:.60} must be text: {doc}")
+
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 
 def idle_while(*names: str, **values: Any) -> dict[str, tuple[str, tuple[Any, ...]]]:
@@ -243,9 +249,8 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
     def check(config: Any, name: str) -> None:
         value = getattr(config, name)
         if value not in choices:
-            raise ConfigError(
-                f"{key_of(config, name)}={value!r} is not one of {', '.join(choices)}{nearest(value, choices)}"
-            )
+            hint = nearest(getattr(value, "__name__", str(value)), choices)
+            raise ConfigError(f"{key_of(config, name)}={value!r:.60} is not one of {', '.join(choices)}{hint}")
 
     return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 

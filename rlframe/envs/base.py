@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from rlframe.core.arguments import check_fields
 from rlframe.core.errors import ReadableError
 from rlframe.core.multi_agent import PolicyMap
 from rlframe.core.ranks import current_ranks
@@ -38,6 +39,10 @@ class EnvConfig:
     whole_episodes: bool = False  # start an episode only where the rest of the batch has room for it
     restarts: int = 0  # times that an environment which raised is made again
     policies: PolicyMap = field(default_factory=PolicyMap)  # of an environment of several agents
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for a value of another class."""
+        check_fields(self)
 
     def own_rank(self) -> int:
         """What a creator is told."""

@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from rlframe.core.arguments import checked
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import JointSpace
@@ -45,6 +46,7 @@ MADE = "_rlframe_made"  # attribute of environments that a run has
 MIN_BATCH = 8  # smallest batch for which auto chooses a native vector environment or EnvPool; ALE is always native
 
 
+@checked
 def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -> Envs:
     """Make a batch of `n` environments with the fastest available backend, or with the one in `config`.
 
@@ -54,10 +56,7 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     Raises:
         ConfigError: an unknown id, backend or argument, a missing package, or an unsupported space.
         EnvError: the environment's constructor raised.    ValueError: n < 1, or not `n` seeds.
-        TypeError: an id in the place of an EnvConfig.
     """
-    if not isinstance(config, EnvConfig):
-        raise TypeError(f"make_envs takes an EnvConfig, such as EnvConfig({config!r:.60}), not {type(config).__name__}")
     if n < 1 or len(seeds) != n:
         raise ValueError(f"n={n} environments need n >= 1 and one seed each, got {len(seeds)} seeds")
     seeds = [int(seed) for seed in seeds]

@@ -13,6 +13,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
+from rlframe.core.arguments import checked
 from rlframe.core.config import AUTO, count, count_or_auto, names, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
@@ -178,6 +179,7 @@ class Evaluator(BaseEvaluator):
 
     config: EvalConfig
 
+    @checked
     def __init__(
         self,
         env: EnvConfig,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyprojroot
 
+from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks, set_within
@@ -39,6 +40,7 @@ def current_run() -> BaseRun:
     return _current.get(NullRun())
 
 
+@checked
 @contextmanager
 def logger_context(
     log_dir: str | Path = "",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
+from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
@@ -150,6 +151,7 @@ class WorkerPool:
     action_space: Space
     backend: str  # for the log
 
+    @checked
     def __init__(
         self,
         config: EnvConfig,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.core.arguments import checked
 from rlframe.core.errors import Interrupted, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
@@ -63,6 +64,7 @@ class Runner(ABC):
 
     clock = Clock.ENV_STEPS
 
+    @checked
     def __init__(
         self,
         sampler: Source,

@@ -114,11 +114,7 @@ class Learners(dict[str, Learner]):
     def __init__(self, given: Learner | Mapping[str, Learner]) -> None:
         """Raises:
         ConfigError: there is none, or a name does not fit into the name of a metric.
-        TypeError: it is an agent or algorithm.
         """
-        if not isinstance(given, Learner | Mapping):
-            got = type(given).__name__
-            raise TypeError(f"a runner takes Learner(agent, algo), or several by name in a dict, not {got}")
         learners = {_ONLY: given} if isinstance(given, Learner) else dict(given)
         if not learners or any(not name or set(name) & set("/. \t\n") for name in learners):
             names = ", ".join(map(repr, learners)) or "none"

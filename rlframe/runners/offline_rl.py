@@ -8,6 +8,7 @@ from typing import Any
 import chz
 
 from rlframe.agents import Agent
+from rlframe.core.arguments import checked
 from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
@@ -27,6 +28,7 @@ class OfflineRl(Runner):
 
     clock = Clock.UPDATES
 
+    @checked
     def __init__(
         self,
         learners: Learner | Mapping[str, Learner],

@@ -337,9 +337,3 @@ class WorkersConfig(SamplerConfig):
     def preload(self) -> tuple[str, ...]:
         """Modules that forkserver imports once for all workers."""
         return ()
-
-
-def check_workers(envs: object, sampler: str) -> None:
-    """Raise a TypeError unless `envs` run in worker processes."""
-    if not isinstance(envs, WorkerPool):
-        raise TypeError(f"{sampler} needs environments in worker processes; pass a WorkerPool")

@@ -10,6 +10,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
+from rlframe.core.arguments import checked
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, pack_state, unpack_state
 from rlframe.core.struct import write
@@ -22,7 +23,7 @@ from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
 from rlframe.rollout.stepper import BatchEvents, Interruptions
 from rlframe.rollout.worker_pool import Worker, WorkerPool, WorkerTask
-from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers, name_of_collector
+from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, name_of_collector
 from rlframe.system.shared import make_shared_parameters, post_parameters, share_zeros
 
 
@@ -42,6 +43,7 @@ class Config(WorkersConfig):
 class CpuSampler(Sampler):
     """Workers read new parameters between batches only, so each batch is exactly on-policy."""
 
+    @checked
     def __init__(
         self,
         envs: WorkerPool,
@@ -51,12 +53,11 @@ class CpuSampler(Sampler):
         decorrelation_steps: int = 0,
         collector: type[Collector] = Collector,
     ) -> None:
-        check_workers(envs, "CpuSampler")
-        self.envs, self.backend = envs, f"{envs.backend}, each with its own agent"
-        self.batch_spec, self.env, self.seed = BatchSpec(batch_T, envs.n), envs.env, seed
         sizes: dict[str, Any] = {"batch_T": batch_T, "batch_B": envs.n, "n_workers": len(envs.workers)}
         name = name_of_collector(collector)
         self.config = Config(**sizes, decorrelation_steps=decorrelation_steps, collector=name)
+        self.envs, self.backend = envs, f"{envs.backend}, each with its own agent"
+        self.batch_spec, self.env, self.seed = BatchSpec(batch_T, envs.n), envs.env, seed
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
         first = first_env_of_rank(envs.n)
         outputs = empty_agent_outputs(agent, rows, range(first, first + envs.n))

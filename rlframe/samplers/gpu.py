@@ -8,6 +8,7 @@ from typing import Any
 import chz
 
 from rlframe.agents import Agent
+from rlframe.core.arguments import checked
 from rlframe.core.config import AUTO, count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_env_of_rank
@@ -15,7 +16,7 @@ from rlframe.core.seeding import Role, generators
 from rlframe.rollout.collector import Collector, worker_collector
 from rlframe.rollout.inference import noise_state
 from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_workers, name_of_collector
+from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, name_of_collector
 
 
 @chz.chz
@@ -50,6 +51,7 @@ class Config(WorkersConfig):
 class GpuSampler(LocalInferenceSampler):
     """The agent acts for one group of workers at a time, while the other groups step."""
 
+    @checked
     def __init__(
         self,
         envs: WorkerPool,
@@ -62,7 +64,9 @@ class GpuSampler(LocalInferenceSampler):
         collector: type[Collector] = Collector,
     ) -> None:
         """`wait_s`: see FirstReadyStepper. Then one seed does not give one history, nor a resume the same episodes."""
-        check_workers(envs, "GpuSampler")
+        workers: dict[str, Any] = {"n_workers": len(envs.workers), "n_groups": n_groups}
+        sizes: dict[str, Any] = {"batch_T": batch_T, "batch_B": envs.n, "decorrelation_steps": decorrelation_steps}
+        config = Config(**sizes, **workers, wait_s=wait_s, collector=name_of_collector(collector))
         if wait_s < math.inf and agent.recurrent:
             raise ConfigError(
                 f"sampler.wait_s={wait_s:g} is for policies without memory, which would see rows in which an "
@@ -79,12 +83,7 @@ class GpuSampler(LocalInferenceSampler):
         made.decorrelate(decorrelation_steps, seed, first)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, made, rngs, backend)
-        self.seed, self._waits = seed, wait_s < math.inf
-        name = name_of_collector(collector)
-        workers: dict[str, Any] = {"n_workers": len(envs.workers), "n_groups": n_groups, "collector": name}
-        self.config = Config(
-            batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, wait_s=wait_s, **workers
-        )
+        self.seed, self.config, self._waits = seed, config, wait_s < math.inf
 
     def state_dict(self) -> dict[str, Any]:
         """Without environments whose steps may not be finished: their episodes start anew."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import chz
 
 from rlframe.agents import Agent
+from rlframe.core.arguments import checked
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, generators
 from rlframe.envs import Envs
 from rlframe.rollout.collector import Collector, local_collector
-from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig, name_of_collector
 
 
@@ -27,11 +27,9 @@ class SerialSampler(LocalInferenceSampler):
     """Steps `envs`, of this process, one after another or on the backend's own threads.
 
     Each environment draws its noise and its decorrelation moves from streams of its own, keyed by `seed` and its number
-    among all ranks' environments, so that a batch does not depend on how environments are spread.
+    among all ranks' environments, so that a batch does not depend on how environments are spread."""
 
-    Raises TypeError for a WorkerPool, whose environments are other processes'.
-    """
-
+    @checked
     def __init__(
         self,
         envs: Envs,
@@ -41,15 +39,11 @@ class SerialSampler(LocalInferenceSampler):
         decorrelation_steps: int = 0,
         collector: type[Collector] = Collector,
     ) -> None:
-        if isinstance(envs, WorkerPool):
-            raise TypeError(
-                "SerialSampler steps environments of this process, but got a WorkerPool; use make_envs(...)"
-            )
+        name = name_of_collector(collector)
+        config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, collector=name)
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
         made = local_collector(envs, agent, batch_T, rngs, first=first, collector=collector)
         made.decorrelate(decorrelation_steps, seed, first)
         super().__init__(envs, made, rngs, envs.backend)
-        self.seed = seed
-        name = name_of_collector(collector)
-        self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, collector=name)
+        self.seed, self.config = seed, config

@@ -46,15 +46,6 @@ def test_env_steps_count_valid_rows_only():
     sampler.close()
 
 
-def test_parts_in_the_wrong_places_are_named():
-    sampler, _, algo = parts(EnvConfig("CartPole-v1"))
-    with pytest.raises(TypeError, match=r"a runner takes Learner\(agent, algo\), .* not PPO"):
-        MinibatchRl(sampler, algo, RunnerConfig(n_steps=64))
-    with pytest.raises(TypeError, match=r"make_envs takes an EnvConfig, such as EnvConfig\('CartPole-v1'\), not str"):
-        make_envs("CartPole-v1", 1, [0])
-    sampler.close()
-
-
 def test_parts_with_different_agents_are_refused():
     """One would be trained, and another one act or be saved."""
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
