@@ -238,6 +238,8 @@ def test_resume_refuses_to_change_settings_that_decide_the_result(tmp_path, caps
     assert "algo.discount cannot change" in capsys.readouterr().err
     assert main([f"resume={tmp_path / 'run_0'}", "algo=sac"]) == 2
     assert "algo cannot change" in capsys.readouterr().err
+    assert main([f"resume={tmp_path / 'run_0'}", "n_steps=500"]) == 2
+    assert "unknown key n_steps; did you mean runner.n_steps?" in capsys.readouterr().err
     assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
 
 

@@ -213,7 +213,10 @@ class Callbacks:
         """
         before, now = [each["name"] for each in saved], [name_of(callback) for callback in self.all]
         if before != now:
-            raise ValueError(f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]")
+            raise ValueError(
+                f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]; "
+                f"a run that a script composed continues in that script"
+            )
         for callback, each in zip(self.all, saved, strict=True):
             _call(callback, "load_state_dict", each["state"])
 
