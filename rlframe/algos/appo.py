@@ -30,7 +30,6 @@ from rlframe.algos.on_policy import (
     mean_of,
     minibatches,
 )
-from rlframe.core.arguments import checked
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -86,7 +85,6 @@ class APPO(OnPolicyEpochs):
     agent: PolicyAgent
     config: Config
 
-    @checked
     def __init__(
         self,
         agent: PolicyAgent,

@@ -17,7 +17,6 @@ from gymnasium import Space
 from rlframe.agents import ActorAgent
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.evolution import Evolution, EvolutionConfig
-from rlframe.core.arguments import checked
 from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -62,7 +61,6 @@ class ARS(Evolution):
 
     config: Config
 
-    @checked
     def __init__(self, agent: ActorAgent, n_steps: int, config: Config | None = None, seed: int = 0) -> None:
         super().__init__(agent, n_steps, config or Config(), seed)
 

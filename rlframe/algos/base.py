@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import Agent
+from rlframe.core.arguments import checked
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
@@ -120,6 +121,11 @@ class Algorithm(ABC):
     progress: Progress
     config: Any = None  # its Config, to be recorded
     saved: Sequence[str]  # names of the attributes with state, besides the agent: optimizer, counts, generators, replay
+
+    def __init_subclass__(cls) -> None:
+        """Constructors raise TypeError for an argument that is not of its annotation's class."""
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)
 
     @property
     def learning_rate(self) -> float:

@@ -22,7 +22,6 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.imitation import Imitation, ImitationConfig
 from rlframe.algos.off_policy import replay_of
-from rlframe.core.arguments import checked
 from rlframe.core.config import choice, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
@@ -55,7 +54,6 @@ class Config(ImitationConfig):
 class BC(Imitation):
     """θ <- θ + α E[∇ log π(a|s)] over the data's (s, a); or π's mode descends the squared error to a."""
 
-    @checked
     def __init__(
         self,
         agent: PolicyAgent,

@@ -37,7 +37,6 @@ from rlframe.algos.off_policy import (
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.arguments import checked
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -120,7 +119,6 @@ class DDPG(OffPolicyActorCritic):
     saved = (*OffPolicyActorCritic.saved, "critic", "target_actor", "optimizer", "critic_optimizer", "generator")
     agent: ActorAgent
 
-    @checked
     def __init__(
         self,
         agent: ActorAgent,

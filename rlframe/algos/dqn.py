@@ -38,7 +38,6 @@ from rlframe.algos.off_policy import (
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
-from rlframe.core.arguments import checked
 from rlframe.core.config import choice, count, fraction, idle_while, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -169,7 +168,6 @@ class DQN(QLearning):
 
     saved = (*QLearning.saved, "target")
 
-    @checked
     def __init__(
         self,
         agent: QAgent,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent
 from rlframe.algos.evolution import Evolution, EvolutionConfig
-from rlframe.core.arguments import checked
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.ops.evolution import centered_ranks
@@ -36,7 +35,6 @@ class ES(Evolution):
 
     config: Config
 
-    @checked
     def __init__(self, agent: ActorAgent, n_steps: int, config: Config | None = None, seed: int = 0) -> None:
         super().__init__(agent, n_steps, config or Config(), seed)
 

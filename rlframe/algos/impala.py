@@ -18,7 +18,6 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
-from rlframe.core.arguments import checked
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
@@ -60,7 +59,6 @@ class IMPALA(OnPolicy):
     agent: PolicyAgent
     config: Config
 
-    @checked
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         c = config or Config()
         check_trace_clips(c, n_steps)

@@ -27,7 +27,6 @@ from rlframe.algos.imitation import ImitationConfig
 from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of, soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.arguments import checked
 from rlframe.core.config import count, fraction
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -80,7 +79,6 @@ class IQL(FromReplay):
     saved = (*FromReplay.saved, "critic", "critic_optimizer", "optimizer")
     agent: PolicyAgent
 
-    @checked
     def __init__(
         self,
         agent: PolicyAgent,

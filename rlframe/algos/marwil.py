@@ -24,7 +24,6 @@ from rlframe.algos.base import Progress
 from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import Imitation, ImitationConfig
 from rlframe.algos.off_policy import check_feedforward, replay_of
-from rlframe.core.arguments import checked
 from rlframe.core.config import fraction
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
@@ -93,7 +92,6 @@ class MARWIL(Imitation):
 
     saved = (*Imitation.saved, "norm")
 
-    @checked
     def __init__(
         self, agent: PolicyAgent, replay: Replay[Transitions], n_steps: int, config: Config | None = None
     ) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
-from rlframe.core.arguments import checked
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
@@ -50,7 +49,6 @@ class PolicyGradient(OnPolicy):
     agent: PolicyAgent
     config: Config
 
-    @checked
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         super().__init__(agent, n_steps, config or Config())
 

@@ -29,7 +29,6 @@ from rlframe.algos.on_policy import (
     minibatches,
     values,
 )
-from rlframe.core.arguments import checked
 from rlframe.core.config import count, idle_while, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -145,7 +144,6 @@ class PPO(OnPolicyEpochs):
     agent: PolicyAgent
     config: Config
 
-    @checked
     def __init__(
         self,
         agent: PolicyAgent,

@@ -23,7 +23,6 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.on_policy import OnPolicyEpochs, mean_of, order_of_rows
-from rlframe.core.arguments import checked
 from rlframe.core.config import count
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -100,7 +99,6 @@ class PQN(OnPolicyEpochs):
     agent: QAgent
     config: Config
 
-    @checked
     def __init__(
         self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
     ) -> None:

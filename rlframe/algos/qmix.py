@@ -26,7 +26,6 @@ from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import QLearning, check_feedforward, copy_into, interval_steps, joint_replay
 from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.core.arguments import checked
 from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
@@ -150,7 +149,6 @@ class QMIX(QLearning):
 
     saved = (*QLearning.saved, "mixer", "targets")
 
-    @checked
     def __init__(
         self,
         agent: QAgent,

@@ -30,7 +30,6 @@ from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back, replay_of
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
-from rlframe.core.arguments import checked
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -140,7 +139,6 @@ class R2D1(QLearning):
     saved = (*QLearning.saved, "target")
     replay: Replay[Sequences]
 
-    @checked
     def __init__(
         self,
         agent: QAgent,

@@ -33,7 +33,6 @@ from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.arguments import checked
 from rlframe.core.config import choice, count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
@@ -210,7 +209,6 @@ class SAC(OffPolicyActorCritic):
         *("critic", "temperature", "critic_optimizer", "optimizer", "temperature_optimizer", "generator"),
     )
 
-    @checked
     def __init__(
         self,
         agent: ActorAgent,

@@ -37,15 +37,16 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         TypeError: naming the argument, the class that it must be of, and that of the value.
     """
     signature = inspect.signature(function)
-    annotations = functools.cache(lambda: get_type_hints(function))  # when it is called: then all classes are there
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = {}
         with suppress(TypeError):  # an unknown argument, or one given twice: the call names it
             given = signature.bind_partial(*args, **kwargs).arguments
-        owner = type(given.pop("self")).__name__ if "self" in given else function.__name__
-        _check(owner, given, [name for name in signature.parameters if name != "self"], annotations())
+        made = type(given.pop("self", None))
+        *_, owner = function.__qualname__.removesuffix(".__init__").split(".")
+        owner = made.__name__ if getattr(made, "__init__", None) is call else owner  # of a subclass that has its own
+        _check(owner, given, [name for name in signature.parameters if name != "self"], _annotations(function))
         return function(*args, **kwargs)
 
     return call
@@ -54,7 +55,15 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def check_fields(config: Any) -> None:
     """The same for the fields of a dataclass, in its __post_init__."""
     given = {field.name: getattr(config, field.name) for field in fields(config)}
-    _check(type(config).__name__, given, list(given), get_type_hints(type(config)))
+    _check(type(config).__name__, given, list(given), _annotations(type(config)))
+
+
+@functools.cache
+def _annotations(of: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(of)
+    except NameError:  # one is there for type checkers alone, or is local to a function
+        return {}
 
 
 def _check(owner: str, given: Mapping[str, Any], names: Sequence[str], annotations: Mapping[str, Any]) -> None:
