@@ -276,8 +276,8 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
     is_launch = Path(program).name == "launch.py" or program.endswith(" launch")
     kept = [word for word in words if not _OF_ONE_RUN.fullmatch(word.partition("=")[0])]
     chosen = _mapping(params.get("chosen"))
-    if "precision" in config and not any(word.startswith("precision=") for word in kept):
-        chosen["precision"] = config.pop("precision")  # of this machine, unless the command asks for one
+    if "precision" in chosen:  # by the machine: then it is no difference
+        config.pop("precision", None)
     fact = {
         "date": str(params.get("started", ""))[:10],
         "command": shlex.join(["python", "-m", "rlframe.launch", *kept] if is_launch else [Path(program).name, *kept]),

@@ -1,69 +1,77 @@
-"""Arguments of what scripts call, checked against the annotations before anything is made of them."""
+"""Arguments of what scripts call: a part of rlframe in a wrong place, or what is none where one belongs, is named.
+
+This is no type check. What is given for text, numbers and other classes than rlframe's may be whatever serves; only
+parts are told apart, since one in the place of another fails late, far from the call.
+"""
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from numbers import Real
 from types import UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_PLAIN = {Sequence: "list", Mapping: "dict", type: "subclass"}
+_VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_LISTS = list, tuple, set, frozenset
 _MOST_NAMED = 5  # parameters in a message
 _REMEDIES = {  # how a script gets an object of a class
     "ActorAgent": "from make_actor_agent(...)",
-    "BatchSpec": "such as sampler.batch_spec",
-    "EnvConfig": "such as EnvConfig('CartPole-v1')",
+    "Agent": "such as from make_policy_agent(...)",
     "BaseEvaluator": "such as Evaluator(env, agent, config)",
+    "BatchSpec": "such as sampler.batch_spec",
+    "Critic": "from config.make_critic(...)",
+    "EnvConfig": "such as EnvConfig('CartPole-v1')",
     "Envs": "from make_envs(...)",
+    "ExplorationSchedule": "from config.make_exploration(...)",
     "Learner": "as Learner(agent, algo)",
     "PolicyAgent": "from make_policy_agent(...)",
     "QAgent": "from make_q_agent(...)",
+    "Replay": "from config.make_replay(...)",
     "Source": "a sampler",
+    "Space": "such as envs.observation_space",
     "WorkerPool": "as WorkerPool(config, n, seeds)",
 }
 
 
 def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Give a function or constructor an error for an argument that is not of its annotation's class.
+    """Give a function or constructor of rlframe an error for a wrong part, by its annotations.
 
-    An annotation that is no class accepts everything, int and float accept any real number (1e6 steps), Sequence what
-    has a length but no text, and Mapping what has items.
+    What is annotated with a class of rlframe must be of it, or have the methods of a Protocol; a list or dict of them,
+    each of its elements too. What is annotated otherwise must not be an object of rlframe of another class.
 
     Raises:
         TypeError: naming the argument, the class that it must be of, and that of the value.
     """
-    signature = inspect.signature(function)
+    parameters = inspect.signature(function).parameters
+    names = [name for name, each in parameters.items() if name != "self" and each.kind not in _VARIADIC]
+    *_, defined = function.__qualname__.removesuffix(".__init__").split(".")
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = {}
         with suppress(TypeError):  # an unknown argument, or one given twice: the call names it
-            given = signature.bind_partial(*args, **kwargs).arguments
-        made = type(given.pop("self", None))
-        *_, owner = function.__qualname__.removesuffix(".__init__").split(".")
-        owner = made.__name__ if getattr(made, "__init__", None) is call else owner  # of a subclass that has its own
-        _check(owner, given, [name for name in signature.parameters if name != "self"], _annotations(function))
+            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+        made = type(given.get("self"))
+        owner = made.__name__ if getattr(made, "__init__", None) is call else defined  # not of a subclass with its own
+        own = {name: given[name] for name in names if name in given and given[name] is not parameters[name].default}
+        _check(owner, own, names, _annotations(function))
         return function(*args, **kwargs)
 
     return call
 
 
-def check_fields(config: Any) -> None:
-    """The same for the fields of a dataclass, in its __post_init__."""
-    given = {field.name: getattr(config, field.name) for field in fields(config)}
-    _check(type(config).__name__, given, list(given), _annotations(type(config)))
+def check_fields(config: Any, of: type) -> None:
+    """The same for the fields of a dataclass `of`, in its __post_init__; those of a subclass are not looked at."""
+    given = {field.name: getattr(config, field.name) for field in fields(of)}
+    _check(of.__name__, given, list(given), _annotations(of))
 
 
 @functools.cache
-def _annotations(of: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(of)
-    except NameError:  # one is there for type checkers alone, or is local to a function
-        return {}
+def _annotations(of: Any) -> dict[str, Any]:  # when it is called: then all classes are there
+    return get_type_hints(of)
 
 
 def _check(owner: str, given: Mapping[str, Any], names: Sequence[str], annotations: Mapping[str, Any]) -> None:
@@ -77,40 +85,57 @@ def _fits(value: Any, annotation: Any) -> bool:
     kind = get_origin(annotation) or annotation
     if kind in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(annotation))
+    if kind is type(None):
+        return value is None
     if kind is type:
-        return isinstance(value, type) and all(issubclass(value, each) for each in get_args(annotation))
-    if kind in (int, float):
-        return isinstance(value, Real)
+        return isinstance(value, type) and all(_is_of(each, value) for each in get_args(annotation))
     if kind is Sequence:
-        (each,) = get_args(annotation) or (Any,)
-        listed = value if isinstance(value, list | tuple) else ()
-        return (
-            hasattr(value, "__len__") and not isinstance(value, str | Mapping) and all(_fits(x, each) for x in listed)
-        )
+        is_list = hasattr(value, "__len__") and not isinstance(value, str | Mapping | type)
+        return is_list and all(_fits(x, each) for each in get_args(annotation) for x in _elements(value))
     if kind is Mapping:
-        return hasattr(value, "items")
-    is_class = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
-    return not is_class or isinstance(value, kind)
+        of = get_args(annotation)[-1:]
+        return hasattr(value, "items") and all(_fits(x, each) for each in of for x in _elements(value))
+    if not _is_own(kind):
+        return kind is Any or not isinstance(kind, type) or not _is_own(type(value)) or isinstance(value, kind)
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+    return isinstance(value, kind)
+
+
+def _elements(value: Any) -> Sequence[Any]:
+    """Of a plain list or dict."""
+    return [*value.values()] if isinstance(value, dict) else [*value] if type(value) in _LISTS else []
+
+
+def _is_of(kind: Any, value: type) -> bool:
+    return not isinstance(kind, type) or issubclass(value, kind)
+
+
+def _is_own(kind: Any) -> bool:
+    return isinstance(kind, type) and kind.__module__.partition(".")[0] == "rlframe"
 
 
 def _described(annotation: Any) -> str:
-    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return " or ".join(map(_expected, kinds))
-
-
-def _expected(annotation: Any) -> str:
-    kind, of = get_origin(annotation) or annotation, [f" of {_named(each)}" for each in get_args(annotation)[-1:]]
+    kind, of = get_origin(annotation) or annotation, get_args(annotation)
+    if kind in (Union, UnionType):
+        return " or ".join(map(_described, of))
     if kind in (int, float):
         return "a number"
     if kind in (Sequence, Mapping, type):
-        return "".join((f"a {_PLAIN[kind]}", *(each for each in of if each != " of Any")))
-    remedy = _REMEDIES.get(kind.__name__)
+        name = {Sequence: "a list", Mapping: "a dict", type: "a subclass"}[kind]
+        return name if not of or of[-1] is Any else f"{name} of {_named(get_origin(of[-1]) or of[-1])}"
+    remedy = _REMEDIES.get(getattr(kind, "__name__", ""))
     return f"{_named(kind)} ({remedy})" if remedy else _named(kind)
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"a list of {', '.join(dict.fromkeys(map(_kind, value))) or 'nothing'}"
+    if isinstance(value, dict) or type(value) in _LISTS:
+        kinds = ", ".join(dict.fromkeys(map(_kind_of_one, _elements(value))))
+        return f"a {type(value).__name__} of {kinds}" if kinds else f"an empty {type(value).__name__}"
+    return _kind_of_one(value)
+
+
+def _kind_of_one(value: Any) -> str:
     return f"the class {_named(value)}" if isinstance(value, type) else _named(type(value))
 
 
@@ -119,4 +144,4 @@ def _named(kind: Any) -> str:
     if kind is type(None):
         return "None"
     name = getattr(kind, "__name__", str(kind))
-    return f"{kind.__module__.rpartition('.')[2]}.{name}" if name == "Config" else name
+    return f"{kind.__module__.rpartition('.')[2]}.{name}" if name in ("Config", "Value") else name

@@ -11,7 +11,7 @@ import chz
 from chz.factories import MetaFactory, MetaFromString
 from chz.tiepin import CastError, _simplistic_try_cast
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, shortened
 
 
 class plain_value(MetaFactory):
@@ -181,12 +181,12 @@ def accepts_auto(field: Any) -> bool:
 
 
 def option(default: Any, doc: str) -> Any:
-    """A field with its documentation; one whose default is text takes only text."""
+    """A field with its documentation; one that is annotated with str takes only text."""
 
     def check(config: Any, name: str) -> None:
-        value = getattr(config, name)
-        if isinstance(default, str) and not isinstance(value, str):
-            raise ConfigError(f"{key_of(config, name)}={value!r:.60} must be text: {doc}")
+        value, field = getattr(config, name), chz.chz_fields(config)[name.removeprefix("X_")]
+        if field.final_type is str and not isinstance(value, str):
+            raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be text: {doc}")
 
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
@@ -250,7 +250,9 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
         value = getattr(config, name)
         if value not in choices:
             hint = nearest(getattr(value, "__name__", str(value)), choices)
-            raise ConfigError(f"{key_of(config, name)}={value!r:.60} is not one of {', '.join(choices)}{hint}")
+            raise ConfigError(
+                f"{key_of(config, name)}={shortened(repr(value), 60)} is not one of {', '.join(choices)}{hint}"
+            )
 
     return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
@@ -285,7 +287,8 @@ def nearest(name: str, known: Any) -> str:
     if len(name) > _MAX_NAME:  # the search takes time with the square of the length
         return ""
     scores = {str(each): _similarity(name.lower(), str(each).lower()) for each in known}
-    similar = [each for each in scores if scores[each] >= _SIMILAR]
+    similar = [each for each in scores if each.lower() == name.lower()]
+    similar = similar or [each for each in scores if scores[each] >= _SIMILAR]
     matches = sorted(similar, key=lambda each: (-scores[each], each[:1] != name[:1]))[:3]
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 

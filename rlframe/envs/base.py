@@ -41,8 +41,8 @@ class EnvConfig:
     policies: PolicyMap = field(default_factory=PolicyMap)  # of an environment of several agents
 
     def __post_init__(self) -> None:
-        """Raise TypeError for a value of another class."""
-        check_fields(self)
+        """Raise TypeError for a part in the wrong place."""
+        check_fields(self, EnvConfig)
 
     def own_rank(self) -> int:
         """What a creator is told."""

@@ -63,6 +63,10 @@ class Job:
     sources: tuple[Source, ...]  # of its settings, the first has precedence
     threads: int = 0  # that the resumed run chose for threads=auto; 0: none
 
+    def left_to_machine(self, key: str) -> bool:
+        """Whether nobody gave this key a value but auto."""
+        return str(next((keys[key] for _, keys in self.sources if key in keys), "auto")).lower() == "auto"
+
 
 def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_run) -> Job:
     """The run that keys of the command line describe, with the preset or the resumed run below them.

@@ -59,8 +59,8 @@ def check_same_run(run: str, config: Mapping[str, Any], given: Mapping[str, Any]
         with suppress(ConfigError):
             after = to_flat(from_flat({**config, **{key: given[key] for key in fixed}}))
             fixed = [key for key in fixed if not is_same(after.get(key), config[key])]
-    for key in set(fixed) - set(known_keys(Experiment, {**config, **given})):
-        from_flat({**config, key: given[key]})  # raises ConfigError with the key that is meant
+    if set(fixed) - set(known_keys(Experiment, {**config, **given})):
+        from_flat(config, given)  # raises ConfigError with the key that is meant
     if fixed:
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "

@@ -185,7 +185,9 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
     _logger.info(f"run: {run.directory}")
     for file in run.edited_files:
         _logger.warning(f"{file} has changed since the run was started last; it goes on with what is there now")
-    run.record_choices({**hardware.choices_of(job.experiment, resolved), "compile": built.compilation.name})
+    precision = {"precision": resolved.experiment.precision} if job.left_to_machine("precision") else {}
+    chosen = {**hardware.choices_of(job.experiment, resolved), **precision, "compile": built.compilation.name}
+    run.record_choices(chosen)
 
 
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:

@@ -148,12 +148,6 @@ class Callbacks:
     """The callbacks of one runner. A hook that no callback overrides costs one dictionary lookup."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        """Raises:
-        TypeError: one of them is not a Callback.
-        """
-        for callback in callbacks:
-            if not isinstance(callback, Callback):
-                raise TypeError(f"callbacks must be instances of rlframe.runners.Callback, got {callback!r}")
         self.all = tuple(callbacks)
         self.learner = ""  # that hooks are being called for; empty: the only one
         self.stop_reason = ""  # the first request to stop; empty: none
@@ -215,7 +209,7 @@ class Callbacks:
         if before != now:
             raise ValueError(
                 f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]; "
-                f"a run that a script composed continues in that script"
+                f"give it the same; a run that a script composed continues in that script"
             )
         for callback, each in zip(self.all, saved, strict=True):
             _call(callback, "load_state_dict", each["state"])

@@ -116,21 +116,20 @@ def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: P
     assert set(add_runs(runs, tmp_path / "out.csv", (), "", False).rows) == {0, 1}
 
 
-def test_the_precision_is_of_the_machine_unless_the_command_asks_for_one(tmp_path: Path) -> None:
+def test_a_precision_that_the_machine_chose_is_no_difference(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     runs = [run_dir(tmp_path / str(seed), seed, (1.0,), precision=name) for seed, name in enumerate(("fp32", "bf16"))]
+    for run, name in zip(runs, ("fp32", "bf16"), strict=True):
+        params = json.loads((run / "params.json").read_text()) | {"chosen": {"precision": name}}
+        (run / "params.json").write_text(json.dumps(params))
     found = add_runs(runs, out, (), "", False)
     assert "precision" not in found.config
     assert [(entry["seeds"], entry["chosen"]) for entry in found.measured] == [
         ("0", {"precision": "fp32"}),
         ("1", {"precision": "bf16"}),
     ]
-    asked = run_dir(tmp_path / "asked", 2, (1.0,), precision="fp32")
-    params = json.loads((asked / "params.json").read_text())
-    params["command_line"].append("precision=fp32")
-    (asked / "params.json").write_text(json.dumps(params))
     with pytest.raises(ConfigError, match="precision is null and fp32"):
-        add_runs([asked], out, (), "", False)
+        add_runs([run_dir(tmp_path / "asked", 2, (1.0,), precision="fp32")], out, (), "", False)
 
 
 def test_a_resumed_run_is_of_the_settings_it_was_resumed_with(tmp_path: Path) -> None:

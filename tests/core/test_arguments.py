@@ -1,24 +1,29 @@
-"""What scripts call says which argument is of a wrong class, and where one of the right class comes from."""
+"""What scripts call says which part is in a wrong place, and where the right one comes from; it checks nothing else."""
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import typing
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
-from rlframe.agents import make_policy_agent
-from rlframe.algos import dqn, ppo
-from rlframe.core.arguments import checked
+from rlframe import critics
+from rlframe.agents import make_policy_agent, make_q_agent
+from rlframe.algos import a2c, appo, ddpg, dqn, es, iql, ppo, pqn, r2d1, sac
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import Callback, Learner, MinibatchRl, RunnerConfig
-from rlframe.samplers import CpuSampler, SerialSampler
+from rlframe.rollout.worker_pool import WorkerPool
+from rlframe.runners import AsyncRl, Callback, Learner, MinibatchRl, OfflineRl, RunnerConfig
+from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
 
 ENV = EnvConfig("CartPole-v1")
 
@@ -32,6 +37,7 @@ class Parts:
         self.agent = make_policy_agent(*self.spaces, ModelConfig(hidden=(4,)), seed=0)
         self.sampler = SerialSampler(self.envs, self.agent, batch_T=4)
         self.algo = ppo.PPO(self.agent, self.sampler.batch_spec, 1e3)  # type: ignore[arg-type]  # as in many scripts
+        self.q_agent = make_q_agent(*self.spaces, ModelConfig(hidden=(4,)), critics.ExpectedValue(), "epsilon")
         self.learner, self.options = Learner(self.agent, self.algo), RunnerConfig(n_steps=8)
 
 
@@ -52,6 +58,9 @@ WRONG: dict[str, Callable[[Any], Any]] = {
         lambda p: ppo.PPO(p.agent, p.sampler.batch_spec, 8, dqn.Config())
     ),
     "agent must be QAgent (from make_q_agent(...)), not PolicyAgent": lambda p: dqn.DQN(p.agent, p.sampler, p.algo, 8),
+    "replay must be Replay (from config.make_replay(...)), not SerialSampler": (
+        lambda p: dqn.DQN(p.q_agent, p.sampler, p.algo, 8)
+    ),
     "envs must be Envs (from make_envs(...)), not TimeLimit": (
         lambda p: SerialSampler(gymnasium.make("CartPole-v1"), p.agent, 4)
     ),
@@ -64,16 +73,23 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "env must be EnvConfig (such as EnvConfig('CartPole-v1')), not str": (
         lambda p: Evaluator("CartPole-v1", p.agent, EvalConfig())
     ),
-    "make_policy_agent(observation_space, action_space, config, seed, explore): config must be ModelConfig, not dict": (
-        lambda p: make_policy_agent(*p.spaces, {"hidden": (4,)}, 0)
+    "make_policy_agent(observation_space, action_space, config, seed, explore): config must be ModelConfig, not": (
+        lambda p: make_policy_agent(*p.spaces, {}, 0)
     ),
     "make_envs(config, n, seeds, first): seeds must be a list of int, not int": lambda _: make_envs(ENV, 1, 0),
-    "EnvConfig(id, kwargs, backend, n_threads, options, ...): options must be EnvOptions, not dict": (
+    "EnvConfig(id, kwargs, backend, n_threads, options, ...): options must be EnvOptions, not an empty dict": (
         lambda _: EnvConfig("CartPole-v1", options={})
     ),
     "config must be a dict, not RunnerConfig": lambda p: logger_context("", 0, "x", p.options),
     CALL + "learners must be Learner (as Learner(agent, algo)) or a dict of Learner, not PPO": (
         lambda p: MinibatchRl(p.sampler, p.algo, p.options)
+    ),
+    "learners must be Learner (as Learner(agent, algo)) or a dict of Learner, not a dict of PPO": (
+        lambda p: MinibatchRl(p.sampler, {"a": p.algo}, p.options)
+    ),
+    "n_steps must be a number, not BatchSpec": lambda p: a2c.A2C(p.agent, p.sampler.batch_spec),
+    "observation_space must be Space (such as envs.observation_space), not PythonEnvs": (
+        lambda p: make_policy_agent(p.envs, p.spaces[1], ModelConfig(), 0)
     ),
     CALL + "callbacks must be a list of Callback, not a list of the class Callback": (
         lambda p: MinibatchRl(p.sampler, p.learner, p.options, callbacks=[Callback])
@@ -92,7 +108,7 @@ def test_an_argument_of_another_class_is_named(message: str, parts: Parts) -> No
 
 
 def test_objects_where_a_setting_is_text_are_refused(parts: Parts) -> None:
-    with pytest.raises(ConfigError, match=r"model\.activation=.* is not one of tanh, relu, .*did you mean relu or"):
+    with pytest.raises(ConfigError, match=r"model\.activation=.* is not one of tanh, relu, .*did you mean relu.$"):
         ModelConfig(activation=nn.ReLU)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model\.encoder=Identity\(\) must be text: auto .* module:Class"):
         ModelConfig(encoder=nn.Identity())  # type: ignore[arg-type]
@@ -100,17 +116,43 @@ def test_objects_where_a_setting_is_text_are_refused(parts: Parts) -> None:
         SerialSampler(parts.envs, parts.agent, batch_T=0)
 
 
-@checked
-def several(spec: BatchSpec, n: int, x: float | None, names: Sequence[str], of: Mapping[str, Any], other: Any) -> int:
-    return n
+class Own(ppo.PPO):
+    """An algorithm of a user's own, whose annotations are their own matter."""
+
+    def __init__(self, agent: Any, spec: BatchSpec, n_steps: "how long", *more: int, seed: int = None) -> None:  # type: ignore # noqa: F722, RUF013
+        super().__init__(agent, spec, n_steps)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__()
 
 
-def test_what_serves_as_well_is_taken() -> None:
+def test_a_users_own_subclass_is_not_checked_but_what_it_calls_is(parts: Parts) -> None:
+    class Generic(Own, typing.Generic[typing.TypeVar("T")], name="a class with arguments"):  # type: ignore[misc]
+        pass
+
+    Generic[int](parts.agent, parts.sampler.batch_spec, 8, 1, 2, seed="x")
+    with pytest.raises(TypeError, match=r"^PPO\(agent, batch_spec, .*: batch_spec must be BatchSpec .*, not int"):
+        Own(parts.agent, 3, 8)  # type: ignore[arg-type]
+
+
+def test_whatever_else_serves_is_taken(parts: Parts) -> None:
     seeds: Any = np.array([1, 2])
-    assert several(BatchSpec(1, 1), np.int64(3), 2, seeds, ENV.kwargs, object()) == 3  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'other'"):
-        several(BatchSpec(1, 1), 3, None, (), {})  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
-        several(BatchSpec(1, 1), m=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="names must be a list of str, not str"):
-        several(BatchSpec(1, 1), 3, 1.0, "a", {}, None)
+    make_envs(EnvConfig("CartPole-v1", MappingProxyType({}), whole_episodes=np.bool_(False)), 2, seeds).close()  # type: ignore[arg-type]
+    ppo.PPO(parts.agent, parts.sampler.batch_spec, torch.tensor(8.0), None, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'n_steps'"):
+        ppo.PPO(parts.agent, parts.sampler.batch_spec)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
+        ppo.PPO(parts.agent, parts.sampler.batch_spec, 8, lr=3)  # type: ignore[call-arg]
+
+
+PUBLIC = [
+    *(a2c.A2C, appo.APPO, ddpg.DDPG, dqn.DQN, es.ES, iql.IQL, pqn.PQN, r2d1.R2D1, sac.SAC),
+    *(SerialSampler, CpuSampler, GpuSampler, MinibatchRl, AsyncRl, OfflineRl, Evaluator, WorkerPool),
+]
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_what_scripts_construct_is_checked(kind: type) -> None:
+    names = [*inspect.signature(kind).parameters]
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\({names[0]}, .*: {names[0]} must be .*, not Callback"):
+        kind(Callback())

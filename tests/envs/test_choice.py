@@ -94,9 +94,10 @@ def test_an_unknown_id_is_an_error_with_the_nearest_id(id_: str) -> None:
         ("tests.envs.nowhere:env", "No module named 'tests.envs.nowhere'"),
         ("tests.envs.custom:nothing", "returned a value of type int, not a gymnasium.Env"),
         ("tests.envs.custom:Spaceless", "has no observation_space; set it in the environment's constructor"),
+        (3, "is not a Gymnasium id"),
     ],
 )
-def test_a_wrong_callable_is_an_error(id_: str, what: str) -> None:
+def test_a_wrong_callable_is_an_error(id_: object, what: str) -> None:
     assert what in refused(id_)
 
 

@@ -59,16 +59,26 @@ def test_a_resumed_run_keeps_the_sampler_and_the_threads_that_it_chose(
     assert launch.main([*words(sampler="auto", threads="auto"), f"log_dir={tmp_path}"]) == 0
     run = tmp_path / "run_0"
     assert measured == ["sampler", "threads"]
-    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2, "compile": "false"}
+    precision = params(run)["config"]["precision"]  # that this machine is fast in
+    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2, "compile": "false", "precision": precision}
     assert params(run)["config"]["threads"] in (AUTO, "auto"), "what was asked"
     measured = choose(monkeypatch, cpu.Config(batch_T=8, batch_B=4, n_workers=2), 1)
     assert launch.main([f"resume={run}", "runner.n_steps=96", "sampler=auto"]) == 0
     assert measured == []
-    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2, "compile": "false"}
+    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2, "compile": "false", "precision": precision}
     said = capsys.readouterr().out
     assert "sampler=auto: serial, as before" in said
     assert "learning: 2 threads, as before" in said
     assert "CPU, 2 torch threads" in said or "cpu, 2 torch threads" in said
+
+
+def test_a_precision_that_was_asked_for_is_not_the_machines_choice(tmp_path: Path) -> None:
+    assert launch.main([*words(precision="fp32"), f"log_dir={tmp_path}"]) == 0
+    assert "precision" not in params(tmp_path / "run_0")["chosen"]
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("config: {precision: fp32}\n")
+    assert not read_job({"experiment": str(preset)}).left_to_machine("precision")
+    assert read_job({"experiment": str(preset), "precision": "auto"}).left_to_machine("precision")
 
 
 def test_a_sampler_is_chosen_anew_where_that_is_asked_for(tmp_path: Path) -> None:

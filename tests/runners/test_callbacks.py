@@ -22,7 +22,7 @@ from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import AsyncRl, AsyncRlConfig, Callback, Learner, MinibatchRl, Runner, RunnerConfig, SyncRl
 from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
-from tests.runners.own_callbacks import Counter, Failing, NotACallback, Recorder, Stopper
+from tests.runners.own_callbacks import Counter, Failing, Recorder, Stopper
 from tests.runners.resumed import TRUST, assert_resumed_exactly, words
 from tests.tables import read_csv
 
@@ -153,7 +153,10 @@ def test_another_list_of_callbacks_does_not_fit_a_snapshot(tmp_path: Path) -> No
     with (
         logger_context(run.directory, resume=True, console=False),
         made("minibatch_rl", False, []) as other,
-        pytest.raises(SnapshotError, match=f"saved with callbacks=.{HERE}:Counter., this run has .."),
+        pytest.raises(
+            SnapshotError,
+            match=f"saved with callbacks=.{HERE}:Counter., this run has ..; give it the same;",
+        ),
     ):
         other.resume(state)
 
@@ -195,8 +198,6 @@ def test_a_class_that_cannot_be_a_callback_is_refused(
 def test_several_callbacks_are_named_in_one_list() -> None:
     assert [type(each) for each in load_callbacks([f"{HERE}:Counter", f"{HERE}:Recorder"])] == [Counter, Recorder]
     assert load_callbacks([]) == []
-    with pytest.raises(TypeError, match=r"must be instances of rlframe\.runners\.Callback"):
-        Callbacks([NotACallback()])  # type: ignore[list-item]
 
 
 def test_without_callbacks_nothing_is_called_but_one_look_up_a_batch_and_an_update(
