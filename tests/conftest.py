@@ -5,6 +5,7 @@ Bytecode is written whatever the environment says: to compile the tests takes ea
 Nothing waits for a disk. Imports and collected tests stay for the whole session: garbage collection passes them over.
 """
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -42,6 +43,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import tests.other_bits  # noqa: E402, F401
+from rlframe.record import directory  # noqa: E402
 from tests.ranks.forked import forking_ranks  # noqa: E402
 from tests.samplers.made import keeps_bits  # noqa: E402
 
@@ -55,6 +57,7 @@ multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules,
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
@@ -79,6 +82,8 @@ def _own_cache_and_no_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(os, "fsync", lambda descriptor: None)
+        git = functools.cache(lambda folder, of=directory._git: of())
+        patch.setattr(directory, "_git", lambda: git(os.getcwd()))
         yield
 
 

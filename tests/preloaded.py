@@ -15,3 +15,4 @@ for _module in pkgutil.walk_packages(rlframe.__path__, "rlframe."):
         importlib.import_module(_module.name)
 gc.collect()
 gc.freeze()
+gc.set_threshold(50_000, 20, 20)

@@ -43,6 +43,7 @@ def test_what_a_worker_costs_is_told_beside_rates(tmp_path: Path) -> None:
     assert [fact["asked"] for fact in found["facts"] if fact["asked"]] == [1.0, 60.0, 1.0, 60.0]
 
 
+@pytest.mark.slow
 def test_the_costs_of_the_queue_are_measured(tmp_path: Path) -> None:
     found = smoke(tmp_path, "queue", "study")
     assert set(found["queue"]) == {"cpu_s_per_run", "gap_s_max", "gap_s_median"}

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import evaluate, launch, plot
+from rlframe.algos import ppo
 from rlframe.core.parts import module_names
 from rlframe.envs import EnvConfig, atari, make_envs
 from rlframe.envs.make import fixed_backend
@@ -42,6 +43,7 @@ TUTORIALS = [
 ]
 SMALL = {"runner.n_steps": "900", "runner.log_interval_steps": "900", "eval.n_episodes": "1", "sampler.batch_T": "8"}
 SMALL |= {"sampler": "serial"}  # sampler=auto would spend time on measuring
+FEW_UPDATES = ["algo.epochs=1", "algo.minibatches=1"]  # of PPO
 name = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 
 
@@ -93,7 +95,7 @@ def checked() -> set[frozenset[str]]:
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     words = [f"{key}={value}" for key, value in SMALL.items()]
-    assert launch.main(["env=CartPole-v1", *words, f"log_dir={folder}"]) == 0
+    assert launch.main(["env=CartPole-v1", *words, *FEW_UPDATES, f"log_dir={folder}"]) == 0
     return folder / "run_0"
 
 
@@ -121,6 +123,9 @@ def test_python_blocks_run(document: Path, tmp_path: Path, run_dir: Path, monkey
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for module in (auto, defaults):
         monkeypatch.setattr(module, "TimingProcess", Untimed)
+    for kind in ("for_vectors", "for_continuous"):
+        found = getattr(ppo.Config, kind)
+        monkeypatch.setattr(ppo.Config, kind, replace(found, own={**found.own, "epochs": 1, "minibatches": 2}))
     for number, block in enumerate(blocks(document, "python")):
         short = re.sub(r"\b(n_steps\W+)\d\d_000\b", r"\g<1>1_000", block)
         exec(compile(short, f"{document.name}, python block {number}", "exec"), vars(module))
@@ -251,7 +256,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_the_network(tm
 @pytest.mark.quick
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
 def test_every_metric_of_a_run_is_explained(algo: str, tmp_path: Path) -> None:
-    words = [f"{key}={value}" for key, value in SMALL.items()]
+    words = [f"{key}={value}" for key, value in SMALL.items()] + (FEW_UPDATES if algo == "ppo" else [])
     assert launch.main(["env=CartPole-v1", f"algo={algo}", *words, f"log_dir={tmp_path}"]) == 0
     header, _ = read_csv(tmp_path / "run_0/progress.csv")
     assert "episode/return_mean" in header

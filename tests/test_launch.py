@@ -29,8 +29,10 @@ MINIBATCHES = {"ppo": ["algo.minibatches=2", "algo.epochs=2"], "a2c": [], "pg": 
 
 def launch(log_dir: Path, *words: str) -> int:
     serial = [] if any(word.startswith(("sampler=", "resume=")) for word in words) else ["sampler=serial"]  # no timing
-    is_ppo = not any(word.startswith(("algo", "experiment=", "resume=")) for word in words)
-    return main([f"log_dir={log_dir}", *SMALL, *serial, *(MINIBATCHES["ppo"] if is_ppo else []), *words])
+    given = {word.partition("=")[0] for word in words}
+    few = [] if given & {"algo", "experiment", "resume"} else MINIBATCHES["ppo"]
+    few = [word for word in few if word.partition("=")[0] not in given]
+    return main([f"log_dir={log_dir}", *SMALL, *serial, *few, *words])
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -307,7 +309,7 @@ def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path, capsys):
     original = Path(ppo.__file__)
     mine = tmp_path / "my_ppo.py"
     mine.write_text(original.read_text())
-    assert launch(tmp_path / "runs", f"algo={mine}", "env=CartPole-v1", "algo.minibatches=2") == 0
+    assert launch(tmp_path / "runs", f"algo={mine}", "env=CartPole-v1", *MINIBATCHES["ppo"]) == 0
     config = json.loads((tmp_path / "runs" / "run_0" / "params.json").read_text())["config"]
     assert config["algo"] == str(mine)
     mine.write_text(original.read_text() + "\n")

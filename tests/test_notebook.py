@@ -18,7 +18,13 @@ from rlframe.runners import MinibatchRl
 from rlframe.system.machine import n_cpus
 from tests.runners.resumed import OF_TIME
 
-SMALL: dict[str, Any] = {"sampler": "serial", "sampler.batch_T": 16, "sampler.batch_B": 4, "algo.minibatches": 2}
+SMALL: dict[str, Any] = {
+    "sampler": "serial",
+    "sampler.batch_T": 16,
+    "sampler.batch_B": 4,
+    "algo.minibatches": 2,
+    "algo.epochs": 1,
+}
 SMALL |= {"eval.n_episodes": 2, "eval.n_envs": 2, "model.hidden": [8], "affinity": "none"}
 
 
@@ -58,10 +64,11 @@ def test_a_run_gives_the_cores_back_at_its_end(tmp_path: Path, caplog: pytest.Lo
 
 def test_a_preset_is_used_only_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rlframe")
-    plain = rlframe.train("ppo", "CartPole-v1", 64, log_dir=tmp_path / "plain", **SMALL)
+    own = {key: value for key, value in SMALL.items() if key != "algo.epochs"}
+    plain = rlframe.train("ppo", "CartPole-v1", 64, log_dir=tmp_path / "plain", **own)
     assert config_of(plain.directory)["algo.epochs"] == rlframe.build("ppo", "CartPole-v1").runner.algo.config.epochs
     assert "experiment=classic/ppo_cartpole" in caplog.text, "it is mentioned"
-    named = rlframe.train(n_steps=64, experiment="classic/ppo_cartpole", log_dir=tmp_path / "named", **SMALL)
+    named = rlframe.train(n_steps=64, experiment="classic/ppo_cartpole", log_dir=tmp_path / "named", **own)
     assert config_of(named.directory)["algo.epochs"] == 20
 
 
@@ -85,7 +92,7 @@ def test_a_run_in_a_loop_learns_what_train_learns(tmp_path: Path) -> None:
 
 
 def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
-    of_dqn = {"algo.learning_starts": 32, "algo.batch_size": 8, "runner.log_interval_steps": 64}
+    of_dqn = {"algo.learning_starts": 32, "algo.batch_size": 8, "algo.replay_ratio": 2, "runner.log_interval_steps": 64}
     keys = {key: value for key, value in SMALL.items() if not key.startswith("algo")} | of_dqn
     with rlframe.build("dqn", "CartPole-v1", n_steps=256, **keys) as run:
         for row in run:

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 SERIAL: dict[str, Any] = {"sampler": "serial"}
 TWO_WORKERS = {"sampler": "cpu", "sampler.n_workers": 2}
 SMALL = {**forms.SMALL, **SERIAL, "model.hidden": [8]}
+FEW_UPDATES = {"algo.epochs": 1, "algo.minibatches": 1}
 OBJECTS = {"env": Walk, "callbacks": [Slower(0.9)], "algo.optimizer": torch.optim.RAdam}
 FEW = ["class", "wrapped instance", "callback", "optimizer", "encoder", "dicts"]
 
@@ -108,7 +109,9 @@ def test_objects_reach_the_background_process(tmp_path: Path) -> None:
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained by objects, some of which no name leads to."""
     folder = tmp_path_factory.mktemp("objects")
-    return rlframe.train("ppo", n_steps=64, log_dir=folder, **{**SMALL, **OBJECTS, "env": lambda: Walk()}).directory
+    return rlframe.train(
+        "ppo", n_steps=64, log_dir=folder, **{**SMALL, **FEW_UPDATES, **OBJECTS, "env": lambda: Walk()}
+    ).directory
 
 
 def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
@@ -130,7 +133,7 @@ def test_a_run_is_titled_by_the_names_of_its_classes() -> None:
 
 def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None:
     env = gymnasium.make("Walk-v0", length=np.int64(8))
-    run = rlframe.train("ppo", env, n_steps=64, log_dir=tmp_path, **SMALL).directory
+    run = rlframe.train("ppo", env, n_steps=64, log_dir=tmp_path, **SMALL, **FEW_UPDATES).directory
     assert json.loads((run / "params.json").read_text())["config"]["env"] == "Walk-v0()"
     assert rlframe.load_policy(run, env=env).observation_space.shape == (8,)
     with pytest.raises(ConfigError, match=r"^env_kwargs={.*} cannot be written to .*; let env=functools.partial.MyEnv"):
@@ -150,7 +153,7 @@ def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> 
 
 def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) -> None:
     callback = Slower(0.9)
-    with rlframe.build("ppo", n_steps=256, **{**SMALL, **OBJECTS, "callbacks": [callback]}) as run:
+    with rlframe.build("ppo", n_steps=256, **{**SMALL, **FEW_UPDATES, **OBJECTS, "callbacks": [callback]}) as run:
         next(run), next(run)
         n_batches = callback.n_batches
         assert n_batches > 0, "the callback itself is called, not a copy"
@@ -180,7 +183,7 @@ def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) ->
 def test_a_run_is_resumed_with_its_object_wherever_that_is_now(
     before: str, now: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path, **SMALL).directory
+    run = rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path, **SMALL, **FEW_UPDATES).directory
     params = json.loads((run / "params.json").read_text())
     params["config"]["env"] = before
     (run / "params.json").write_text(json.dumps(params))
@@ -214,7 +217,7 @@ def test_what_a_function_holds_need_not_be_pickled_in_one_process() -> None:
         env.lock = lock
         return env
 
-    with rlframe.build("ppo", locked, n_steps=64, **SMALL) as run:
+    with rlframe.build("ppo", locked, n_steps=64, **SMALL, **FEW_UPDATES) as run:
         run.train()
 
 

@@ -98,7 +98,9 @@ def has_imported(package: str, pid: int) -> bool:
     return f"/{package}/" in maps.read_text() if maps.exists() else True
 
 
-@pytest.mark.parametrize(("command", "after_s"), [("launch", 0.1), ("launch", 1.5), ("evaluate", 0.6)])
+@pytest.mark.parametrize(
+    ("command", "after_s"), [("launch", 0.1), pytest.param("launch", 1.5, marks=pytest.mark.slow), ("evaluate", 0.6)]
+)
 def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(
     command: str, after_s: float, tmp_path: Path
 ) -> None:
@@ -120,7 +122,7 @@ def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(
 
 @pytest.mark.parametrize("after_s", [0.05, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_a_second_ctrl_c_shows_no_traceback_and_leaves_no_process(after_s: float, tmp_path: Path) -> None:
-    words = [*PPO, "sampler.batch_T=16", "runner.log_interval_steps=640", "eval.n_episodes=2", *HOW["cpu"]]
+    words = [*PPO, "sampler.batch_T=16", "runner.log_interval_steps=640", "eval.n_episodes=2", *HOW["gpu"]]
     with launched(tmp_path, *words) as process:
         children = descendants(process.pid)
         for _ in range(2):

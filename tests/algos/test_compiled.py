@@ -183,7 +183,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_at_once(record
     assert any(not torch.equal(before[name], algo.agent.state_dict()[name]) for name in weights)
 
 
-@pytest.mark.parametrize("name", ["ppo", "pqn"])
+@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.slow), "pqn"])
 def test_a_first_step_that_is_not_finite_changes_nothing(name: str, recorded: list[Any]) -> None:
     algo, data = made(name), batches(name)
     bad = replace(data[0], reward=torch.full_like(data[0].reward, torch.nan))

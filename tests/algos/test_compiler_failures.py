@@ -42,7 +42,7 @@ def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
     monkeypatch.setattr(compiled, "_compile", fail)
     monkeypatch.setattr(compiled, "_LONG_S", 0.1)
     monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.2)
-    line = warning_of_equal_runs(*both("sac"), warned)
+    line = warning_of_equal_runs(*both("pg"), warned)
     assert says in line
 
 

@@ -136,8 +136,19 @@ def rows() -> Transitions:
     return transitions([0.5, -0.5], [0.2, -0.7], [-1.0, 3.0], [0.0, 0.0], [1.0, 2.0])
 
 
-@pytest.mark.parametrize("module", [ddpg, td3, sac], ids=lambda module: module.__name__.rpartition(".")[2])
-@pytest.mark.parametrize("value", ["categorical", "quantile"])
+@pytest.mark.parametrize(
+    ("module", "value"),
+    [
+        (ddpg, "categorical"),
+        (td3, "quantile"),
+        (sac, "categorical"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((ddpg, "quantile"), (td3, "categorical"), (sac, "quantile"))
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.__name__.rpartition(".")[2],
+)
 def test_ddpg_td3_and_sac_learn_distributions_to_returns_that_end(module: Any, value: str) -> None:
     """D4PG (Barth-Maron et al. 2018) is DDPG with categorical values."""
     words = {"value": value, "n_atoms": 21, "v_min": -5.0, "v_max": 5.0, "critic_learning_rate": 1e-2}

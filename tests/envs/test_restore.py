@@ -150,7 +150,7 @@ def test_a_restarted_episode_sets_first_and_has_the_next_seed() -> None:
 @pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
 def test_wrapped_atari_continues_bit_for_bit_also_with_sticky_actions(sticky: float) -> None:
     pytest.importorskip("ale_py")
-    reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 60, 60)
+    reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 20, 20)
     assert reasons == ["", ""]
     assert leaves_nothing_out(fresh) == (sticky > 0), "which action is repeated is no part of ALE's state"
 

@@ -18,7 +18,7 @@ from rlframe import evaluate, export, launch, plot
 from rlframe.record.snapshot import resolve_snapshot, self_hash
 
 WORDS = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=32", "sampler=serial", "sampler.batch_T=8"]
-WORDS += ["sampler.batch_B=4", "algo.minibatches=1", "eval.n_episodes=1", "model.hidden=[8]"]
+WORDS += ["sampler.batch_B=4", "algo.minibatches=1", "algo.epochs=1", "eval.n_episodes=1", "model.hidden=[8]"]
 SECONDS, BYTES = 10, 700_000_000  # with the 300 MB of the libraries, under 1 GB
 SECRET = "precious"
 Attack = Callable[[Path], object]  # on a run directory, or on a study

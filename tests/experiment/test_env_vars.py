@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
 import rlframe
@@ -16,6 +14,7 @@ from rlframe.experiment.presets import early_env_vars
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.launch import main
 from rlframe.system.env_vars import env_vars_of_worker, env_vars_set
+from tests.experiment.seen import Seen
 
 SMALL: dict[str, Any] = {
     "sampler.batch_T": 8,
@@ -25,21 +24,6 @@ SMALL: dict[str, Any] = {
     "model.hidden": [4],
     "eval.n_episodes": 0,
 }
-
-
-class Seen(gym.Env[Any, Any]):
-    """Its rewards are the number in the variable RLF_TEST."""
-
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.reward = float(os.environ.get("RLF_TEST", -1))
-
-    def reset(self, **_: Any) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(2, np.float32), self.reward, True, False, {}
 
 
 @pytest.mark.parametrize("sampler", ["serial", pytest.param("cpu", marks=pytest.mark.slow)])

@@ -109,7 +109,7 @@ def test_tuning_measures_every_candidate_and_prints_the_table(
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("how", list(PARALLEL))
+@pytest.mark.parametrize("how", ["cpu", "alternating", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_a_run_has_the_same_metrics_whatever_sampler(how: str, tmp_path: Path) -> None:
     one = run_of(tmp_path / "serial", "sampler=serial")
     other = run_of(tmp_path / how, *PARALLEL[how])

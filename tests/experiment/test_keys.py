@@ -19,6 +19,8 @@ SMALL = [
     "sampler.batch_B=4",
     "runner.n_steps=128",
     "eval.n_episodes=2",
+    "algo.epochs=1",
+    "algo.minibatches=1",
 ]
 
 

@@ -195,12 +195,11 @@ def test_a_manifest_of_millions_of_empty_lists_is_refused_before_they_are_made(t
     tracemalloc.stop()
 
 
-def test_a_snapshot_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+def test_a_snapshot_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlframe.core.files._MAX_NODES", 2_000)
     directory = run_of_two(tmp_path)[1].parent
-    state = {"agent": 1, "envs": [{"step": 1}, {"prices": [[1.0, 2]] * 700_000}]}
-    with pytest.raises(
-        TypeError, match=r"2,\d+,\d+ entries, more than the limit .* in state.envs.1.prices; make it arr"
-    ):
+    state = {"agent": 1, "envs": [{"step": 1}, {"prices": [[1.0, 2]] * 700}]}
+    with pytest.raises(TypeError, match=r"2,\d+ entries, more than the limit .* in state.envs.1.prices; make it arr"):
         save_snapshot(directory, state, {"env_steps": 3})
     assert sorted(each.name for each in directory.iterdir()) == ["last", "step_000000000001", "step_000000000002"]
 

@@ -250,7 +250,15 @@ def test_a_table_of_many_rows_may_be_as_long_as_jsonl(tmp_path: Path, monkeypatc
 
 
 HERE = "tests.record.own_loggers"
-SHORT = ["env=CartPole-v1", "sampler=serial", "eval.n_episodes=1", "runner.n_steps=300", "affinity=none"]
+SHORT = [
+    "env=CartPole-v1",
+    "algo.epochs=1",
+    "algo.minibatches=1",
+    "sampler=serial",
+    "eval.n_episodes=1",
+    "runner.n_steps=300",
+    "affinity=none",
+]
 
 
 def files_of(directory: Path) -> set[str]:

@@ -204,7 +204,7 @@ RND = "reward.bonus=rnd reward.bonus.hidden=[8] reward.bonus.embedding=4 reward.
 ICM = f"{RND.replace('=rnd', '=icm')} reward.bonus.scale=linear(2,0)"
 CASES = {  # some steps are collected, and not learned from, when a run is stopped
     "ppo": f"{PPO} {CARTPOLE} {ON_POLICY} {RND} reward.bonus.batch_size=100",
-    "dqn": f"algo=dqn {CARTPOLE} algo.batch_size=8 {REPLAY} {ICM} reward.bonus.batch_size=20",
+    "dqn": f"algo=dqn {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY} {ICM} reward.bonus.batch_size=20",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY} {ICM} reward.bonus.batch_size=20",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY} {RND} "
     "reward.bonus.batch_size=20 env.normalize_reward=true",

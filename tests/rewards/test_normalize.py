@@ -29,6 +29,7 @@ from tests.tables import read_csv
 
 NORMALIZED = EnvOptions(normalize_reward=True)
 SMALL = "sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] runner.n_steps=128 runner.log_interval_steps=64"
+SMALL += " algo.epochs=1 algo.minibatches=1"
 PPO, MODEL = ppo.Config(), ModelConfig(hidden=(8,))
 
 
@@ -155,6 +156,7 @@ def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused(
             MinibatchRl(sampler, Learner(sampler.agent, algo), RunnerConfig(n_steps=100))
 
 
+@pytest.mark.slow  # test_hardware.py compares losses of PPO, which normalises rewards
 def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
     words = f"algo=ppo env=Pendulum-v1 env.normalize_reward=true {SMALL} eval.n_episodes=1 affinity=none"
     for sampler in ("serial", "cpu", "gpu"):

@@ -59,7 +59,7 @@ CASES = {
     "pqn_lstm": f"{PQN} {CARTPOLE} algo.explore=noisy model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
-    "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
+    "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 algo.replay_ratio=2 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "btr": f"algo=dqn {PICTURES} {BTR} algo.batch_size=8 algo.replay_ratio=4 algo.target_interval=3 {REPLAY}",
     "btr_alone": f"algo=dqn {PICTURES} {BTR} {EACH_STEP} {SHORT}",

@@ -291,7 +291,7 @@ def test_a_sampler_of_this_process_is_refused() -> None:
 
 WORDS = ["runner=async_rl", "env=Pendulum-v1", "algo=a2c", "sampler.batch_T=8", "sampler.batch_B=4", "eval.n_envs=2"]
 WORDS += ["eval.n_episodes=2", "eval.n_workers=0", "runner.log_interval_steps=256", "affinity=none"]
-TWO = ["sampler=cpu", "sampler.n_workers=2"]
+TWO = ["sampler=gpu", "sampler.n_workers=2"]
 
 
 @pytest.mark.quick
@@ -313,7 +313,8 @@ def test_launch_trains_and_resumes_and_prints_the_cores_of_each_process(
         assert line in printed
 
 
-@pytest.mark.parametrize("how", [["sampler=serial"], pytest.param(TWO, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("how", [["sampler=serial"], TWO])
 def test_all_processes_end_when_the_learner_is_killed(how: list[str], tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *how, "runner.n_steps=1e8") as process:
         children = descendants(process.pid)

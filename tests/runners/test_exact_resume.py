@@ -32,6 +32,8 @@ SLOW = {  # others do more: test_modes.py, and of models and options those that 
     *("bc", "bc_lstm", "iql", "td3_bc", "cql", "dqn_league", "rainbow_images", "dqn_initial_priorities", "a2c", "pqn"),
     *("btr", "btr_alone", "ppo", "dqn", "ddpg", "sac", "xqc", "r2d1"),  # ppo_vector, dqn_between_updates, flashsac, ...
     *("ppo_lstm", "ppo_transformer"),  # and other folders
+    *("simbav2", "td3_chosen_critics"),  # flashsac, redq_droq_tqc
+    *("envs_restored_by_actions", "envs_restored_by_their_state"),  # samplers/test_resume.py, envs/test_restore.py
 }
 
 
@@ -47,7 +49,7 @@ def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypat
     assert_resumed_exactly(f"{CASES['rainbow_images']} threads=2", tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("sampler", ["cpu", "gpu"])
+@pytest.mark.parametrize("sampler", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_workers_are_resumed_exactly_and_by_another_sampler_too(
     sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

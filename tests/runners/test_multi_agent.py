@@ -22,6 +22,7 @@ TWO = (
 IN_TURN = f"env=tests.agents_envs:Turns algo=ppo algo.epochs=2 algo.minibatches=1 {SIZES}"
 
 
+@pytest.mark.slow  # two cases of test_exact_resume.py are such runs
 @pytest.mark.parametrize("case", [TWO, IN_TURN], ids=["two policies", "in turn"])
 def test_a_resumed_run_of_agents_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

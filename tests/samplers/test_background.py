@@ -180,9 +180,9 @@ def test_an_error_at_start_is_raised_and_leaves_no_process() -> None:
 def test_a_serial_sampler_that_hangs_is_replaced_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     fault = Fault(faulty.hang_in_c, at=20)
     with remote(kwargs={"faults": (fault,)}, timeout_s=2.0) as (sampler, _):
-        batches = collected(sampler, 5)
-        assert restarts(sampler) >= 1
-    assert len(batches) == 5
+        batches = collected(sampler, 3)
+        assert restarts(sampler) == 1
+    assert len(batches) == 3
     assert "made no progress for 2 s and was killed" in warnings_of(caplog)[0]
     assert "in hang_in_c" in warnings_of(caplog)[0]
 
@@ -211,7 +211,7 @@ def test_deaths_of_workers_are_handled_in_the_process_and_counted(tmp_path: Path
 
 
 def test_closing_interrupts_a_long_batch() -> None:
-    with remote("cpu", {"pace_s": 5.0}) as (sampler, _):  # a batch takes 80 s
+    with remote("alternating", {"pace_s": 5.0}) as (sampler, _):  # a batch takes 80 s
         sampler.start()
         start = time.monotonic()
         sampler.close()

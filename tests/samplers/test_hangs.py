@@ -62,7 +62,10 @@ def test_a_batch_may_take_longer_than_the_timeout_of_a_step() -> None:
 
 
 def test_random_steps_before_the_first_batch_may_take_longer_than_the_timeout() -> None:
-    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=1, steps_before=32, timeout_s=2.0) as sampler:
+    start = time.monotonic()
+    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=1, steps_before=56, timeout_s=2.0) as sampler:
+        collected(sampler, 1)
+        assert time.monotonic() - start > 2.8
         assert restarts(sampler) == 0
 
 

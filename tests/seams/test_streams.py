@@ -154,17 +154,19 @@ def absent_places(history: History, T: int) -> list[int]:
 
 def transitions(replay: ReplayBuffer[Any]) -> dict[Any, Any]:
     """All transitions that can be sampled, by their observation."""
-    found = replay.sample(4000)
+    found = replay.sample(2500)
     parts = found.inputs, found.action, found.return_, found.bootstrap, found.next_inputs.observation
     rows = {}
-    for i in range(4000):
+    for i in range(2500):
         key = np.concatenate([x[i].numpy().ravel() for x in leaves(found.inputs.observation)]).tobytes()
         known = float(found.bootstrap[i]) > 0  # else the next row may be any
         rows[key] = [x[i].tolist() for x in leaves(parts if known else parts[:-1])]
     return rows
 
 
-@pytest.mark.parametrize("kind", [pytest.param("vector", marks=pytest.mark.slow), "frames", "both"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("vector", "frames")), "both"]
+)
 @pytest.mark.parametrize("config", [{}, {"kind": "device"}, {"compress": True}], ids=str)
 @pytest.mark.parametrize(
     ("n", "T"), [(1, 1), (3, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 5), (3, 30)))]
@@ -182,8 +184,9 @@ def test_a_column_invalid_for_ten_rows_is_replayed_as_if_they_were_absent(
         one.append(batch)
     for batch in in_batches(absent, T):
         other.append(batch)
-    assert transitions(one) == transitions(other)
-    assert len(transitions(one)) == one.n_choices if not config.get("kind") else True
+    found = transitions(one)
+    assert found == transitions(other)
+    assert len(found) == one.n_choices if not config.get("kind") else True
 
 
 ON_POLICY = pytest.mark.parametrize(
@@ -253,7 +256,7 @@ def reach_loss(config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         raise Reached
 
     monkeypatch.setattr(OptimizerStep, "minimize", minimize)
-    agent, _, batches = played(config, 6)
+    agent, _, batches = played(config, 2)
     agent = agent.to("meta")
     algo = config.make_algorithm(agent, BatchSpec(40, 4), 10_000, 0)
     rewards = NormalizedRewards(0.9, EnvOptions(normalize_reward=True))
