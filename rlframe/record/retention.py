@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,12 @@ class Retention:
 
     def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = nothing_in_use) -> None:
         check_inside(directory)
+        if policy.mode == "last" and link_target(directory / "best") is not None:
+            policy = replace(policy, mode="best")  # a run that has a best one keeps it, whoever continues the run
         self._directory, self._policy, self._in_use = directory, policy, in_use
         self.awaited: Collection[int] = ()  # env_steps of snapshots that are kept, as their scores come later
         self._find_state()
+        self._waits_for_resume = self._newest is not None
 
     def _find_state(self) -> None:
         found = list_snapshots(self._directory)
@@ -104,6 +107,14 @@ class Retention:
         self._updates = _meta(self._newest).get("updates", -1) if self._newest is not None else -1
         best = link_target(self._directory / "best")
         self._best_score = self._score(best) if best is not None else -math.inf
+
+    def check_begun(self) -> None:
+        """Raise ConfigError if training begins although nobody has loaded a snapshot that was there."""
+        if self._waits_for_resume:
+            raise ConfigError(
+                f"training would begin anew in a run that has {self._newest}; call "
+                f"runner.resume(load_snapshot(run.directory)[0]) (rlframe.record.snapshot) before, or open another run"
+            )
 
     def due(self, env_steps: int, updates: int, final: bool) -> bool:
         """Whether `save_if_due` would write a snapshot now. A final one is skipped if the newest is of now."""
@@ -177,6 +188,7 @@ class Retention:
 
     def truncate_after(self, env_steps: int) -> None:
         """Resume from `env_steps`: later snapshots are renamed to `abandoned_step_*`, never deleted."""
+        self._waits_for_resume = False
         if not self._directory.is_dir():
             return
         remove_leftovers(self._directory)

@@ -64,7 +64,7 @@ class BaseRun:
         """Record the metrics of one log interval; the row must have `env_steps`."""
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        """Record the config of a run that was opened without one."""
+        """Training begins: record the config of a run that was opened without one. Raises ConfigError: not resumed."""
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
         """Record what was chosen, for settings that are `auto` and for compile=, so that a resumed run keeps it."""
@@ -254,6 +254,7 @@ class Run(_DirectoryRun):
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
+        self._retention.check_begun()
         if not self._has_config:
             add_config(self.directory / PARAMS, config())
             self._has_config = True

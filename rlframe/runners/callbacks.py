@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
 from rlframe.core.objects import made_by
 from rlframe.core.parts import find_attribute
@@ -68,6 +69,13 @@ class Callback:
     """
 
     _runner: Training | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raise TypeError for a method that is named like a hook and is none: it would never be called."""
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls):
+            if name.startswith("on_") and name not in HOOKS:
+                raise TypeError(f"{cls.__name__}.{name} is no hook ({', '.join(HOOKS)}){nearest(name, HOOKS)}")
 
     @property
     def runner(self) -> Training:

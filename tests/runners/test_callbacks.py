@@ -195,6 +195,23 @@ def test_a_class_that_cannot_be_a_callback_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_mistyped_hook_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"Typo\.on_evaluaton is no hook \(on_start, .*did you mean on_evaluation\?"):
+        type("Typo", (Callback,), {"on_evaluaton": lambda self, metrics: None})
+
+
+def test_a_run_that_has_snapshots_is_not_begun_anew(tmp_path: Path) -> None:
+    """A script that opens it with resume=True, and forgets runner.resume, would replace its trained weights."""
+    with logger_context(tmp_path, console=False) as run, made("minibatch_rl", False, []) as runner:
+        runner.train()
+    with (
+        logger_context(run.directory, resume=True, console=False),
+        made("minibatch_rl", False, []) as other,
+        pytest.raises(ConfigError, match=r"would begin anew in a run that has .*runner\.resume\(load_snapshot"),
+    ):
+        other.train()
+
+
 def test_several_callbacks_are_named_in_one_list() -> None:
     assert [type(each) for each in load_callbacks([f"{HERE}:Counter", f"{HERE}:Recorder"])] == [Counter, Recorder]
     assert load_callbacks([]) == []
