@@ -39,8 +39,8 @@ _REMEDIES = {  # how a script gets an object of a class
 def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Give a function or constructor of rlframe an error for a wrong part, by its annotations.
 
-    What is annotated with a class of rlframe must be of it, or have the methods of a Protocol; a list or dict of them,
-    each of its elements too. What is annotated otherwise must not be an object of rlframe of another class.
+    What is annotated with a class of rlframe must be of it (where that is a Protocol, no other part), and each element
+    of a list or dict of them too. What is annotated otherwise must not be an object of rlframe of another class.
 
     Raises:
         TypeError: naming the argument, the class that it must be of, and that of the value.
@@ -97,8 +97,10 @@ def _fits(value: Any, annotation: Any) -> bool:
         return hasattr(value, "items") and all(_fits(x, each) for each in of for x in _elements(value))
     if not _is_own(kind):
         return kind is Any or not isinstance(kind, type) or not _is_own(type(value)) or isinstance(value, kind)
-    if getattr(kind, "_is_protocol", False):
-        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+    if getattr(
+        kind, "_is_protocol", False
+    ):  # what is a user's own has what it needs, and is told elsewhere what it lacks
+        return not _is_own(type(value)) or all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
     return isinstance(value, kind)
 
 

@@ -55,7 +55,7 @@ def launched(words: str, tmp_path: Path) -> int:
     key, _, name = word.partition("=")
     given = ["runner.n_steps=128", *others, f"{key}={HERE}:{name}", f"log_dir={tmp_path}"]
     layered = dict(each.split("=", 1) for each in [*WORDS, *given])
-    for absent in [each for each in layered if each == "algo.minibatches" and "algo=dqn" in others]:
+    for absent in [each for each in layered if each in ("algo.minibatches", "algo.epochs") and "algo=dqn" in others]:
         del layered[absent]
     return launch.main([f"{key}={value}" for key, value in layered.items()])
 
