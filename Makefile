@@ -13,7 +13,7 @@ install := $(python) -m pip install --disable-pip-version-check -qq -c constrain
 
 help:
 	@echo 'make train [ARGS="key=value ..."]   train; without ARGS, PPO on CartPole-v1   (python -m rlframe.launch)'
-	@echo 'make test [PYTEST_ARGS="..."]       ruff, pyrefly and the fast tests, in 3 to 9 minutes'
+	@echo 'make test [PYTEST_ARGS="..."]       ruff, pyrefly and the fast tests, in 2 to 8 minutes'
 	@echo 'make test-ray                       tests of samplers, replay and trials in actors of Ray, in 2 minutes'
 	@echo 'make test-processors                the fast tests as on other processors, in 15 minutes'
 	@echo 'make quick                          ruff and a part of the tests, in 45 s'
