@@ -75,7 +75,8 @@ class Callback:
         super().__init_subclass__(**kwargs)
         for name in vars(cls):
             if name.startswith("on_") and name not in HOOKS:
-                raise TypeError(f"{cls.__name__}.{name} is no hook ({', '.join(HOOKS)}){nearest(name, HOOKS)}")
+                hooks = f"{', '.join(HOOKS)}; begin no other name with on_{nearest(name, HOOKS)}"
+                raise TypeError(f"{cls.__name__}.{name} is no hook: {hooks}")
 
     @property
     def runner(self) -> Training:

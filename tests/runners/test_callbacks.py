@@ -196,7 +196,7 @@ def test_a_class_that_cannot_be_a_callback_is_refused(
 
 
 def test_a_mistyped_hook_is_an_error() -> None:
-    with pytest.raises(TypeError, match=r"Typo\.on_evaluaton is no hook \(on_start, .*did you mean on_evaluation\?"):
+    with pytest.raises(TypeError, match=r"Typo\.on_evaluaton is no hook: on_start, .*; did you mean on_evaluation\?"):
         type("Typo", (Callback,), {"on_evaluaton": lambda self, metrics: None})
 
 
