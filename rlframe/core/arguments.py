@@ -45,7 +45,8 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Raises:
         TypeError: naming the argument, the class that it must be of, and that of the value.
     """
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     names = [name for name, each in parameters.items() if name != "self" and each.kind not in _VARIADIC]
     *_, defined = function.__qualname__.removesuffix(".__init__").split(".")
 
@@ -53,7 +54,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = {}
         with suppress(TypeError):  # an unknown argument, or one given twice: the call names it
-            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            given = signature.bind_partial(*args, **kwargs).arguments
         made = type(given.get("self"))
         owner = made.__name__ if getattr(made, "__init__", None) is call else defined  # not of a subclass with its own
         own = {name: given[name] for name in names if name in given and given[name] is not parameters[name].default}
@@ -88,7 +89,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     if kind is type(None):
         return value is None
     if kind is type:
-        return isinstance(value, type) and all(_is_of(each, value) for each in get_args(annotation))
+        return isinstance(value, type) and issubclass(value, get_args(annotation))
     if kind is Sequence:
         is_list = hasattr(value, "__len__") and not isinstance(value, str | Mapping | type)
         return is_list and all(_fits(x, each) for each in get_args(annotation) for x in _elements(value))
@@ -97,9 +98,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return hasattr(value, "items") and all(_fits(x, each) for each in of for x in _elements(value))
     if not _is_own(kind):
         return kind is Any or not isinstance(kind, type) or not _is_own(type(value)) or isinstance(value, kind)
-    if getattr(
-        kind, "_is_protocol", False
-    ):  # what is a user's own has what it needs, and is told elsewhere what it lacks
+    if getattr(kind, "_is_protocol", False):  # a user's own part may have less than all
         return not _is_own(type(value)) or all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
     return isinstance(value, kind)
 
@@ -107,10 +106,6 @@ def _fits(value: Any, annotation: Any) -> bool:
 def _elements(value: Any) -> Sequence[Any]:
     """Of a plain list or dict."""
     return [*value.values()] if isinstance(value, dict) else [*value] if type(value) in _LISTS else []
-
-
-def _is_of(kind: Any, value: type) -> bool:
-    return not isinstance(kind, type) or issubclass(value, kind)
 
 
 def _is_own(kind: Any) -> bool:

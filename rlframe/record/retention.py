@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ class SnapshotPolicy:
         if self.errors not in ON_ERRORS:
             raise ConfigError(f"snapshot_errors={self.errors!r} is not one of {', '.join(ON_ERRORS)}")
 
+    def settings(self) -> dict[str, Any]:
+        """The keys of a config."""
+        return {f"snapshot_{name}": value for name, value in asdict(self).items()}
+
     def score(self, row: Mapping[str, float], default: float) -> float:
         if not self.best:
             return default
@@ -94,8 +98,6 @@ class Retention:
 
     def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = nothing_in_use) -> None:
         check_inside(directory)
-        if policy.mode == "last" and link_target(directory / "best") is not None:
-            policy = replace(policy, mode="best")  # a run that has a best one keeps it, whoever continues the run
         self._directory, self._policy, self._in_use = directory, policy, in_use
         self.awaited: Collection[int] = ()  # env_steps of snapshots that are kept, as their scores come later
         self._find_state()
@@ -108,7 +110,7 @@ class Retention:
         best = link_target(self._directory / "best")
         self._best_score = self._score(best) if best is not None else -math.inf
 
-    def check_begun(self) -> None:
+    def check_resumed(self) -> None:
         """Raise ConfigError if training begins although nobody has loaded a snapshot that was there."""
         if self._waits_for_resume:
             raise ConfigError(

@@ -63,8 +63,8 @@ class BaseRun:
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
 
-    def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        """Training begins: record the config of a run that was opened without one. Raises ConfigError: not resumed."""
+    def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
+        """Training begins: record its config if there is none. Raises ConfigError if a snapshot was not resumed."""
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
         """Record what was chosen, for settings that are `auto` and for compile=, so that a resumed run keeps it."""
@@ -253,10 +253,10 @@ class Run(_DirectoryRun):
                 what = f"the row of env_steps {row['env_steps']:,}{of}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
-    def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        self._retention.check_begun()
+    def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
+        self._retention.check_resumed()
         if not self._has_config:
-            add_config(self.directory / PARAMS, config())
+            add_config(self.directory / PARAMS, {**config(), **self._policy.settings()})
             self._has_config = True
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:

@@ -199,7 +199,7 @@ class Runner(ABC):
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
         request, standstill = 0, Standstill()
-        current_run().record_config(lambda: config_of(self))
+        current_run().begin(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.refresh()  # with the exploration that the algorithms have set

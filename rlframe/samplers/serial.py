@@ -27,7 +27,8 @@ class SerialSampler(LocalInferenceSampler):
     """Steps `envs`, of this process, one after another or on the backend's own threads.
 
     Each environment draws its noise and its decorrelation moves from streams of its own, keyed by `seed` and its number
-    among all ranks' environments, so that a batch does not depend on how environments are spread."""
+    among all ranks' environments, so that a batch does not depend on how environments are spread.
+    """
 
     @checked
     def __init__(

@@ -183,7 +183,7 @@ def test_a_killed_worker_is_replaced_and_counted_in_the_log_of_the_run(tmp_path:
     with launched(tmp_path, *ENDLESS, *PARALLEL[how], "runner.log_interval_steps=2000") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         max(workers, key=lambda p: p.create_time()).kill()  # one of the evaluation's, which start last
-        until(lambda: "restarted with fresh seeds" in log.read_text(), DEADLINE_S)
+        until(lambda: "restarted with the same seeds" in log.read_text(), DEADLINE_S)
         until(lambda: read_csv(tmp_path / "run_0/progress.csv")[1][-1]["eval/restarts"] == "1", DEADLINE_S)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=DEADLINE_S)

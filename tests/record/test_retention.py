@@ -78,18 +78,6 @@ def test_the_best_score_is_remembered_over_a_resume(tmp_path: Path) -> None:
     assert target(tmp_path, "best") == 10
 
 
-def test_a_run_that_has_a_best_snapshot_keeps_one_whoever_resumes_it(tmp_path: Path) -> None:
-    """A script's snapshot_mode is not in params.json: `launch resume=` asks for the default."""
-    first = Retention(tmp_path, SnapshotPolicy("best", keep=1))
-    for step, score in ((10, 3.0), (20, 1.0)):
-        offered(first, step, score)
-    second = Retention(tmp_path, SnapshotPolicy("last", keep=1))
-    offered(second, 30, 2.0)
-    assert kept(tmp_path) == [10, 30]
-    offered(second, 40, 4.0)
-    assert (kept(tmp_path), target(tmp_path, "best")) == ([40], 40)
-
-
 def test_a_gap_is_counted_from_the_snapshot_resumed_from(tmp_path: Path) -> None:
     offered(Retention(tmp_path, SnapshotPolicy("gap", 100)), 100)
     assert not offered(Retention(tmp_path, SnapshotPolicy("gap", 100)), 150)
@@ -108,6 +96,12 @@ def test_a_final_snapshot_has_the_updates_since_one_of_the_same_step(tmp_path: P
     retention.save_if_due(lambda: {"n": 1}, 10, 1.0, 5, False)
     retention.save_if_due(lambda: {"n": 2}, 10, 1.0, 6, True)
     assert load_snapshot(tmp_path)[0] == {"n": 2}
+
+
+def test_mode_last_after_mode_best_leaves_no_dangling_link(tmp_path: Path) -> None:
+    offered(Retention(tmp_path, SnapshotPolicy("best", keep=1)), 10, 5.0)
+    offered(Retention(tmp_path, SnapshotPolicy("last", keep=1)), 20, 4.0)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["last", "step_000000000020"]
 
 
 def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> None:

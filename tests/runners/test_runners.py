@@ -10,6 +10,7 @@ import torch
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.experiment.config import for_ranks
@@ -166,6 +167,8 @@ def test_a_run_without_a_score_is_saved_with_snapshot_mode_best(tmp_path):
         runner.train()
     assert math.isnan(runner.log.return_mean)
     assert resolve_snapshot(run.directory).exists()
+    config = read_json(run.directory / "params.json")["config"]
+    assert config["snapshot_mode"] == "best", "so that resume= does not delete it"
 
 
 class FromOneBatch(Runner):
