@@ -146,6 +146,8 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
                 _describe(run, job, resolved, built)
             if resume:
                 _continue(built, state, resume, int(found[2]["env_steps"]) if found else 0)
+            if not place.rank:
+                run.record_choices(_choices(job, resolved, built))
             metrics = built.train()
     return TrainResult(run.directory, metrics)
 
@@ -167,6 +169,7 @@ def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: 
         _describe(run, job, resolved, built)
         if job.resume:
             _continue(built, found[1] if found else {}, job.resume, int(found[2]["env_steps"]) if found else 0)
+        run.record_choices(_choices(job, resolved, built))
         built.learning_call(_train_until, built.runner, stop)
     return str(run.directory)
 
@@ -178,16 +181,19 @@ def _train_until(runner: Runner, stop: StopRequest) -> None:
 
 
 def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved, built: Built) -> None:
-    """Log what was built and chosen, and record the choices."""
+    """Log what was built and chosen."""
     summary = [f"{name}: {text}" for name, text in built.summary.items()]
     for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
         _logger.info(note)
     _logger.info(f"run: {run.directory}")
     for file in run.edited_files:
         _logger.warning(f"{file} has changed since the run was started last; it goes on with what is there now")
+
+
+def _choices(job: Job, resolved: hardware.Resolved, built: Built) -> dict[str, Any]:
+    """What a resumed run keeps, of the settings that were left to be chosen."""
     precision = {"precision": resolved.experiment.precision} if job.left_to_machine("precision") else {}
-    chosen = {**hardware.choices_of(job.experiment, resolved), **precision, "compile": built.compilation.name}
-    run.record_choices(chosen)
+    return {**hardware.choices_of(job.experiment, resolved), **precision, "compile": built.compilation.name}
 
 
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:

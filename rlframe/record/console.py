@@ -232,6 +232,19 @@ class NotebookConsole(RedrawnConsole):
             self._handle.update(shown, raw=True)
 
 
+def open_console(title: str, log_level: str) -> Console:
+    """The console of a run that shows messages of `log_level`: empty, of none; with WARNING it shows no rows."""
+    if log_level in ("", "WARNING"):
+        return Console()
+    if not on_terminal():
+        return NotebookConsole() if in_notebook() else PlainConsole()
+    from rich.console import Console as RichConsole  # imported for terminals only: it takes 50 ms
+
+    from rlframe.record.rich_console import LiveConsole
+
+    return LiveConsole(title, RichConsole())
+
+
 @contextmanager
 def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that adds to what is done of `total`. The bar disappears at the end of the `with` block."""

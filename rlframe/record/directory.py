@@ -39,16 +39,12 @@ _MAX_LOCK_BYTES = 1 << 16
 _logger = logging.getLogger("rlframe")
 
 
-def record_start(path: Path, config: Mapping[str, Any], resume: bool) -> list[str]:
-    """Write params.json, or add a resumed run's start to it; returns the Python files of the config edited since then.
-
-    Raises:
-        ConfigError: that of a run to resume is damaged.
-    """
+def record_start(path: Path, config: Mapping[str, Any], resume: bool) -> tuple[dict[str, Any], list[str]]:
+    """Write params.json of a new run; of one to resume, see `resumed_session`, which writes nothing."""
     if resume:
-        return append_resumed(path, config)
+        return resumed_session(path, config)
     write_params(path, config)
-    return []
+    return {}, []
 
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
@@ -74,14 +70,18 @@ def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
         replace_file(path, json.dumps({**params, "chosen": chosen}, indent=2) + "\n")
 
 
-def append_resumed(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
+def resumed_session(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a session that resumes a run adds to its params.json, and the Python files of the config edited since.
 
-    What the run had chosen is no difference. Returns the Python files of the config that are not what they were last.
+    Beside the facts of each session, it has the settings that differ from the recorded config. What the run had chosen
+    is no difference.
+
+    Raises:
+        ConfigError: params.json is damaged.
     """
     try:
         params = read_json(path)
-        before, chosen, resumed = params.get("config", {}), params.get("chosen", {}), params.setdefault("resumed", [])
+        before, chosen, resumed = params.get("config", {}), params.get("chosen", {}), params.get("resumed", [])
         if not (isinstance(before, dict) and isinstance(chosen, dict) and isinstance(resumed, list)):
             raise ConfigError(f"{path} is damaged: config and chosen must be objects and resumed a list")
         settled = {key for key, value in before.items() if value == "auto"} | {"compile"}
@@ -90,9 +90,14 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> list[str]:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
     files, edited = _own_files(config), _edited(config, [params, *resumed])
-    resumed.append({**session(), "changed": changed, "files": files})
+    return {**session(), "changed": changed, "files": files}, edited
+
+
+def add_resumed(path: Path, started: Mapping[str, Any]) -> None:
+    """Add a `resumed_session` to params.json's list `resumed`."""
+    params = read_json(path)
+    params["resumed"] = [*params.get("resumed", []), started]
     replace_file(path, json.dumps(params, indent=2) + "\n")
-    return edited
 
 
 def _edited(config: Mapping[str, Any], starts: Sequence[Any]) -> list[str]:

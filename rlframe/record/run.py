@@ -15,11 +15,8 @@ from rlframe.record.console import (
     Console,
     ConsoleMessages,
     DebugLog,
-    NotebookConsole,
-    PlainConsole,
     attach,
-    in_notebook,
-    on_terminal,
+    open_console,
 )
 from rlframe.record.directory import (
     FILMS,
@@ -28,6 +25,7 @@ from rlframe.record.directory import (
     DirectoryLock,
     add_choices,
     add_config,
+    add_resumed,
     check_config,
     check_directory,
     inode,
@@ -195,12 +193,11 @@ class Run(_DirectoryRun):
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
-            self.edited_files = record_start(directory / PARAMS, config, resume)
+            self._resumed, self.edited_files = record_start(directory / PARAMS, config, resume)
             if sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
             self.tokens = run_tokens(directory)
-            (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
-            self._console: Console = _console(str(directory), log_level)
+            self._console: Console = open_console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvLogger(directory / "episodes.csv"), opened)
             self._debug_log, self._has_debug_log = DebugLog(directory / "debug.log"), True
@@ -223,6 +220,7 @@ class Run(_DirectoryRun):
             ValueError: it has no `env_steps`.    ConfigError: it lacks the metric `snapshot_best`.
             RecordError: the directory or a file is gone, or a disk error with snapshot_errors=stop.
         """
+        self._record_resumed()
         if "env_steps" not in row:
             raise ValueError(f"a row of metrics needs env_steps, got {', '.join(row)}")
         plain: dict[str, float] = {"env_steps": int(row["env_steps"])}
@@ -255,9 +253,17 @@ class Run(_DirectoryRun):
 
     def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
         self._retention.check_resumed()
+        self._record_resumed()
         if not self._has_config:
             add_config(self.directory / PARAMS, {**config(), **self._policy.settings()})
             self._has_config = True
+
+    def _record_resumed(self) -> None:
+        """Once training goes on, and not before: a resume that is refused leaves the record as it was."""
+        if self._resumed:
+            add_resumed(self.directory / PARAMS, self._resumed)
+            (self.directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
+            self._resumed = {}
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
         if not choices:
@@ -384,15 +390,3 @@ class Run(_DirectoryRun):
 def _opened(logger: _W, until: ExitStack) -> _W:
     until.callback(close_logger, logger)
     return logger
-
-
-def _console(title: str, log_level: str) -> Console:
-    if log_level in ("", "WARNING"):
-        return Console()
-    if not on_terminal():
-        return NotebookConsole() if in_notebook() else PlainConsole()
-    from rich.console import Console as RichConsole  # imported for terminals only: it takes 50 ms
-
-    from rlframe.record.rich_console import LiveConsole
-
-    return LiveConsole(title, RichConsole())

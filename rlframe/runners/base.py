@@ -188,6 +188,7 @@ class Runner(ABC):
         Closed before the end, it writes a snapshot. Advance it in one context of contextvars only.
         """
         retain_freed_memory()
+        current_run().begin(lambda: config_of(self))
         try:
             how, why = yield from self._rows()
         except BaseException as error:
@@ -199,7 +200,6 @@ class Runner(ABC):
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
         request, standstill = 0, Standstill()
-        current_run().begin(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.refresh()  # with the exploration that the algorithms have set

@@ -16,7 +16,7 @@ from fsspec.registry import known_implementations
 from rlframe.core.errors import ConfigError, RecordError
 from rlframe.record import codec, logger_context, rank_state
 from rlframe.record import sync as sync_module
-from rlframe.record.directory import add_choices, append_resumed, write_params
+from rlframe.record.directory import add_choices, add_resumed, resumed_session, write_params
 from rlframe.record.mirror import Mirror, is_complete
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.remote import Remote, check_uri
@@ -171,7 +171,7 @@ def test_the_run_of_another_is_neither_overwritten_nor_mixed(stages: list[Path],
     with pytest.raises(RecordError, match="another run is there"):
         copy(other, "store")
     assert Store.content == before
-    append_resumed(run / "params.json", {})  # on another machine
+    add_resumed(run / "params.json", resumed_session(run / "params.json", {})[0])  # on another machine
     copy(run, "store")
     with pytest.raises(RecordError, match="resumed elsewhere"):
         copy(put(stages[1], tmp_path / "run"), "store")

@@ -149,7 +149,7 @@ def test_a_run_that_its_callback_stopped_is_resumed_and_stopped_again(
 def test_another_list_of_callbacks_does_not_fit_a_snapshot(tmp_path: Path) -> None:
     with logger_context(tmp_path, console=False) as run, made("minibatch_rl", False, [Counter()]) as runner:
         runner.train()
-    state = load_snapshot(resolve_snapshot(run.directory))[0]
+    state, before = load_snapshot(resolve_snapshot(run.directory))[0], of_record(run.directory)
     with (
         logger_context(run.directory, resume=True, console=False),
         made("minibatch_rl", False, []) as other,
@@ -159,6 +159,12 @@ def test_another_list_of_callbacks_does_not_fit_a_snapshot(tmp_path: Path) -> No
         ),
     ):
         other.resume(state)
+    assert of_record(run.directory) == before
+
+
+def of_record(run: Path) -> dict[str, bytes]:
+    """What a run says of itself, without its messages."""
+    return {path.name: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".csv")}
 
 
 def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_path: Path) -> None:
@@ -204,12 +210,14 @@ def test_a_run_that_has_snapshots_is_not_begun_anew(tmp_path: Path) -> None:
     """A script that opens it with resume=True, and forgets runner.resume, would replace its trained weights."""
     with logger_context(tmp_path, console=False) as run, made("minibatch_rl", False, []) as runner:
         runner.train()
+    before = of_record(run.directory)
     with (
         logger_context(run.directory, resume=True, console=False),
         made("minibatch_rl", False, []) as other,
         pytest.raises(ConfigError, match=r"would begin anew in a run that has .*runner\.resume\(load_snapshot"),
     ):
         other.train()
+    assert of_record(run.directory) == before
 
 
 def test_several_callbacks_are_named_in_one_list() -> None:
