@@ -120,7 +120,7 @@ class Algorithm(ABC):
 
     progress: Progress
     config: Any = None  # its Config, to be recorded
-    saved: Sequence[str]  # names of the attributes with state, besides the agent: optimizer, counts, generators, replay
+    saved: Sequence[str]  # names of the attributes with state, besides the agent: parts, generators, tensors, numbers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """The constructors of rlframe's algorithms tell of parts in the wrong places."""
@@ -219,7 +219,7 @@ class Algorithm(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         for name in self.saved:
-            _load(vars(self)[name], state[name])
+            vars(self)[name] = _loaded(vars(self)[name], state[name])
 
 
 class AlgorithmWrapper(Algorithm):
@@ -300,12 +300,18 @@ class Frozen(Algorithm):
 def _state_of(part: Any) -> Any:
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    return part if isinstance(part, Tensor | int | float | str) else part.state_dict()
 
 
-def _load(part: Any, state: Any) -> None:
-    """Set a part to a saved state; a generator to what follows from it, if it is of another kind of device."""
-    if isinstance(part, np.random.Generator):
+def _loaded(part: Any, state: Any) -> Any:
+    """The part with a saved state; a generator with what follows from it, if it is of another kind of device."""
+    if isinstance(part, int | float | str):
+        return state
+    if isinstance(part, Tensor):
+        part.data.copy_(torch.as_tensor(state))
+    elif isinstance(part, np.random.Generator):
         part.bit_generator.state = state
     elif not isinstance(part, torch.Generator):
         part.load_state_dict(state)
@@ -314,3 +320,4 @@ def _load(part: Any, state: Any) -> None:
     else:
         digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
         part.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return part

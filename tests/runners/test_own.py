@@ -1,4 +1,4 @@
-"""A runner of the user's own by key, from docs/guides/extend.md: it trains, and is recorded and resumed exactly."""
+"""Runners and algorithms of the user's own, from the docs: they train, and are recorded and resumed exactly."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from rlframe import launch
 from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.learner import Idle, Standstill
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
@@ -35,6 +36,26 @@ def test_a_runner_of_your_own_is_named_by_key_and_resumed_exactly(
     assert config["runner"].endswith(":CollectFirstConfig")
     assert config["runner.n_batches"] == 3
     assert any(key.startswith("runner=") for key in foreign(config)), "a config with it needs trust=true"
+
+
+def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = saved_block("scaled_ppo", "tutorials/own_loss", tmp_path, monkeypatch)
+    counted = {
+        '"size")': '"size", "n")',
+        "self.size =": "self.n = 0; self.size =",
+        "with torch": "self.n += 1; with torch",
+    }
+    for before, after in counted.items():
+        assert before in file.read_text()
+        file.write_text(file.read_text().replace(before, after.replace("; ", "\n        ")))
+    case = (
+        f"algo={file} env=CartPole-v1 sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] "
+        "eval.n_episodes=1 algo.epochs=1 algo.minibatches=2 runner.n_steps=224 runner.log_interval_steps=32"
+    )
+    run = assert_resumed_exactly(case, tmp_path, monkeypatch)
+    algo = load_snapshot(resolve_snapshot(run))[0]["algo"]
+    assert algo["n"] == algo["progress"]["updates"] > 10
+    assert 0 < algo["size"] != 1
 
 
 def test_a_file_with_a_config_needs_no_name(mine: Path, tmp_path: Path) -> None:
