@@ -130,10 +130,15 @@ class APPO(OnPolicyEpochs):
         return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch, {"kl": kl}
 
     def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:
-        """One gradient step on -min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
+        """One gradient step on a minibatch."""
         batch, state = inputs
+        loss, parts = self.loss(*self.agent.evaluate(batch.inputs, state, batch.action), batch)
+        norm = self.optimizer.minimize(loss, batch, batch.valid)
+        return {**parts, "grad_norm": norm}
+
+    def loss(self, log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """-min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT); and its parts."""
         c, weight = self.now, batch.weight
-        log_prob, entropy, value = self.agent.evaluate(batch.inputs, state, batch.action)
         ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0).exp()
         parts = {
             "policy_loss": -(weight * clipped_surrogate(ratio, batch.advantage, c.clip)).sum(),
@@ -141,6 +146,4 @@ class APPO(OnPolicyEpochs):
             "entropy": (weight * entropy).sum(),
             "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
         }
-        loss = parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"]
-        norm = self.optimizer.minimize(loss, batch, batch.valid)
-        return {**parts, "grad_norm": norm}
+        return parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"], parts

@@ -85,11 +85,11 @@ class BC(Imitation):
         else:
             params, _, _ = self.agent(batch.inputs, ())
             valid = torch.ones_like(batch.return_, dtype=torch.bool)
-        loss = masked_mean(self._row_loss(params, batch.action), valid)
+        loss = masked_mean(self.row_loss(params, batch.action), valid)
         norm = self.optimizer.minimize(loss, batch)
         return {"policy_loss": loss.detach(), "grad_norm": norm}
 
-    def _row_loss(self, params: Tensor, action: Any) -> Tensor:
+    def row_loss(self, params: Tensor, action: Any) -> Tensor:
         """-log π(a|s) [...], or Σ (mode - a)² over the numbers of an action."""
         distribution = self.agent.distribution
         if self.config.loss == "log_prob":

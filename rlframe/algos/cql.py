@@ -169,8 +169,8 @@ class CQL(sac.SAC):
             steps = [self.critic_optimizer, self.multiplier_optimizer]
             self.learn_critics = updates_of(self._learn_critics, self.schedules, steps)
 
-    def _soft_value(self) -> Conservative:
-        plain = super()._soft_value()
+    def make_soft_value(self) -> Conservative:
+        plain = super().make_soft_value()
         self.multiplier = Temperature(self.schedules.of("conservative_weight")(0)).to(self.device)
         kind = OfDrawn if isinstance(plain, Continuous) else OfAll
         return kind(plain, self.multiplier)

@@ -209,7 +209,7 @@ class DDPG(OffPolicyActorCritic):
         outputs = self._outputs(self.agent.model, observation)
         with frozen(self.critic_optimizer.parameters):
             q = self.critic.first_q(observation, self.policy.action(outputs))
-            loss = self._actor_loss(q, outputs, batch.action)
+            loss = self.actor_loss(q, outputs, batch.action)
         self.optimizer.minimize(loss, batch)
         return {"policy_loss": loss.detach()}
 
@@ -242,6 +242,6 @@ class DDPG(OffPolicyActorCritic):
             return ()
         return torch.randn(action.shape, generator=self.generator, device=self.device)
 
-    def _actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
+    def actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
         """-mean Q_1(s, μ(s)) of q [n], whose gradient is -mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
         return -q.mean()

@@ -66,10 +66,10 @@ class IMPALA(OnPolicy):
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:
         """One gradient step on the whole batch."""
-        loss, metrics = self._loss(samples)
+        loss, metrics = self.loss(samples)
         return {**metrics, "grad_norm": self.optimizer.minimize(loss, samples, samples.valid)}
 
-    def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy gradient, baseline and entropy (section 4.2), of the policy and values as they are now."""
         c, valid = self.now, samples.valid
         params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap

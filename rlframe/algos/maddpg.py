@@ -123,6 +123,6 @@ class MADDPG(ddpg.DDPG):
         own = unflat(super()._outputs(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
         return where_present(own, present(observation))
 
-    def _actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
+    def actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
         """-mean Q + c mean u²,  a = tanh u: actions near their bounds keep a gradient."""
         return -q.mean() + self.now.policy_penalty * outputs.square().mean()

@@ -61,7 +61,12 @@ class PolicyGradient(OnPolicy):
         advantage = return_ - baseline[:-1]
         if c.normalize_advantage:
             advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
-        loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
+        loss, metrics = self.loss(samples, advantage, return_)
         grad_norm = self.optimizer.minimize(loss, samples, valid)
         fit = explained_variance(baseline[:-1], return_, valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
+
+    def loss(self, samples: Samples, advantage: Tensor, return_: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss [] of a batch and its parts, from constants [T, B]; see actor_critic_loss."""
+        c = self.now
+        return actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)

@@ -168,11 +168,11 @@ class PQN(OnPolicyEpochs):
         rows, state = inputs
         values, _ = self.agent(rows.inputs, state)
         q = self.agent.kind.q(values).gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
-        loss = self._loss(q, rows)
+        loss = self.loss(q, rows)
         norm = self.optimizer.minimize(loss, rows, rows.valid)
         return {"loss": loss.detach(), "q": masked_mean(q.detach(), rows.valid), "grad_norm": norm}
 
-    def _loss(self, q: Tensor, rows: ReturnRows) -> Tensor:
+    def loss(self, q: Tensor, rows: ReturnRows) -> Tensor:
         """E[(Q(s, a) - G)²] / 2   (algorithm 1)."""
         return masked_mean(0.5 * (q - rows.return_).square(), rows.valid)
 

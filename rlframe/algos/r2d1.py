@@ -168,7 +168,7 @@ class R2D1(QLearning):
         super().receive(samples)
         if self.new_rows and len(index := self.new_rows.newest()):
             with torch.no_grad():  # the priorities that an update would give them
-                self.replay.update_priorities(index, self._loss(self.new_rows.read(index))[1])
+                self.replay.update_priorities(index, self.loss(self.new_rows.read(index))[1])
 
     def update(self) -> UpdateMetrics:
         self.resample()
@@ -187,11 +187,11 @@ class R2D1(QLearning):
 
     def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step on the weighted mean loss; also the priorities [n] of the sequences."""
-        loss, priority, q = self._loss(batch)
+        loss, priority, q = self.loss(batch)
         grad_norm = self.optimizer.minimize((batch.weight * loss).mean(), batch)
         return {"loss": loss.detach().mean(), "q": q.mean(), "grad_norm": grad_norm}, priority
 
-    def _loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """Loss [n] and priority [n] of the sequences, and the mean Q-value [n] of their actions."""
         c = self.now
         learned = slice(c.burn_in, None)

@@ -227,7 +227,7 @@ class SAC(OffPolicyActorCritic):
         """
         super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.soft_value = self._soft_value()
+        self.soft_value = self.make_soft_value()
         self.targets, self.online = critic.target_and_online()
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
@@ -241,7 +241,7 @@ class SAC(OffPolicyActorCritic):
         self.learn_statistics = updates_of(self._learn_statistics, self.schedules, []) if follows else None
         self.start_exploring()
 
-    def _soft_value(self) -> SoftValue:
+    def make_soft_value(self) -> SoftValue:
         """The soft value of the agent's actions."""
         policy = self.agent.policy
         if not isinstance(policy, SquashedGaussian | Choice):

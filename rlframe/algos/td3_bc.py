@@ -39,7 +39,7 @@ class TD3BC(td3.TD3):
 
     config: Config
 
-    def _actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
+    def actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
         """-λ mean Q_1(s, π(s)) + mean (π(s) - a)²,  λ = α / mean |Q_1(s, π(s))|, a constant   (eq. 5).
 
         The equation has Q of the data's actions in λ; the authors' code that of the policy's, as here. The second mean

@@ -369,7 +369,7 @@ def test_where_the_policys_step_cannot_be_compiled_the_critics_are_not_either(
 ) -> None:
     one, other, data = both("td3")
     for algo in (one, other):
-        algo._actor_loss = partial(looking, algo._actor_loss)
+        algo.actor_loss = partial(looking, algo.actor_loss)
     with compiling(COMPILE):
         learned(one, data)
     learned(other, data)

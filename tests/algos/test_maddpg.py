@@ -138,7 +138,7 @@ def test_agents_that_are_gone_are_taught_no_action() -> None:
     def gradient(states: Tensor) -> Tensor:
         now = {**rows, "observation": {**seen, "observation": states}}
         outputs = algo._outputs(algo.agent.model, now)
-        loss = algo._actor_loss(algo.critic.q(now, outputs.tanh()), outputs, torch.zeros(3, 2, 1))
+        loss = algo.actor_loss(algo.critic.q(now, outputs.tanh()), outputs, torch.zeros(3, 2, 1))
         parameters = list(algo.agent.parameters())
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters, materialize_grads=True)])
 
@@ -150,7 +150,7 @@ def test_agents_that_are_gone_are_taught_no_action() -> None:
 def test_the_penalty_pulls_saturated_actions_back() -> None:
     algo = made(transitions(4), policy_penalty=0.5)
     outputs = torch.tensor([3.0, -12.0, 40.0]).view(3, 1, 1).expand(3, 2, 1).clone().requires_grad_()
-    (found,) = torch.autograd.grad(algo._actor_loss(torch.zeros(3), outputs, torch.zeros(3, 2, 1)), outputs)
+    (found,) = torch.autograd.grad(algo.actor_loss(torch.zeros(3), outputs, torch.zeros(3, 2, 1)), outputs)
     torch.testing.assert_close(found, 0.5 * 2 * outputs.detach() / 6)
 
 
