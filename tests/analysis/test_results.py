@@ -116,6 +116,20 @@ def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: P
     assert set(add_runs(runs, tmp_path / "out.csv", (), "", False).rows) == {0, 1}
 
 
+def test_a_file_of_your_own_is_known_by_its_contents(tmp_path: Path) -> None:
+    """Seeds from two machines have it in different places; the same place may hold another one by now."""
+    out, digests = tmp_path / "out.csv", {"./a.py": "1" * 16, "/there/a.py": "1" * 16, "/here/a.py": "2" * 16}
+    runs = []
+    for seed, (file, digest) in enumerate(digests.items()):
+        run = run_dir(tmp_path / str(seed), seed, (1.0,), algo=f"{file}:Mine", callbacks=[f"{file}:Mine", "stop"])
+        params = json.loads((run / "params.json").read_text())
+        (run / "params.json").write_text(json.dumps({**params, "files": {file: digest}}))
+        runs.append(run)
+    assert add_runs(runs[:2], out, (), "", False).config["algo"] == "a.py@11111111:Mine"
+    with pytest.raises(ConfigError, match=r"algo is a\.py@11111111:Mine and a\.py@22222222:Mine, callbacks"):
+        add_runs(runs[2:], out, (), "", False)
+
+
 def test_a_precision_that_the_machine_chose_is_no_difference(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     runs = [run_dir(tmp_path / str(seed), seed, (1.0,), precision=name) for seed, name in enumerate(("fp32", "bf16"))]
