@@ -7,9 +7,9 @@ It reports the returns of the training episodes. `--help` lists the arguments. E
 `python -m rlframe.evaluate RUN_DIR` and `python -m rlframe.plot RUN_DIR`.
 """
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
@@ -49,4 +49,4 @@ def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int 
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

@@ -10,9 +10,9 @@ algorithm replace the two lines with `impala`: A3C is `a2c.Config()`. `--help` l
 docs/guides/async.md says when to use it.
 """
 
-import chz
 import torch
 
+import rlframe
 from rlframe.algos import impala
 from rlframe.envs import EnvConfig
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -48,4 +48,4 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

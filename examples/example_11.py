@@ -11,9 +11,9 @@ server. Collectors, testers, actors of replay and the server may die: others tak
 
 from dataclasses import dataclass, replace
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.core.seeding import Role, env_seeds
@@ -123,4 +123,4 @@ def train(
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

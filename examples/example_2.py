@@ -7,9 +7,9 @@ Learning sees clipped rewards, and a lost life as the end of an episode. Returns
 those of whole games. It needs the extra `atari`. `--help` lists the arguments.
 """
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
@@ -53,4 +53,4 @@ def train(
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

@@ -7,12 +7,12 @@ All arguments are optional. Random play catches one ball in five, a mean return 
 
 from typing import Any
 
-import chz
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import rlframe
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.core.seeding import Role, env_seeds
@@ -116,4 +116,4 @@ def train(n_steps: int = 50_000, seed: int = 0, log_dir: str = "", run_ID: int =
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

@@ -9,9 +9,9 @@ same batches and so the same returns. `--help` lists the arguments; docs/guides/
 sampler.
 """
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
@@ -54,4 +54,4 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

@@ -10,9 +10,9 @@ GPU. CartPole steps too fast for this sampler to be the best choice: 28 s of the
 takes 13 for the same batches. `--help` lists the arguments; docs/guides/sampling.md says when to use it.
 """
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
@@ -58,4 +58,4 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

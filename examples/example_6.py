@@ -10,9 +10,9 @@ Replay stores every frame once and stacks them when it reads: 7.1 kB for a trans
 from contextlib import closing
 from pathlib import Path
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds
@@ -79,4 +79,4 @@ def score(directory: Path, agent: QAgent, env: EnvConfig, n_episodes: int) -> No
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

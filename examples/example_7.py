@@ -8,9 +8,9 @@ return of greedy episodes in separate environments. `--help` lists the arguments
 preset.
 """
 
-import chz
 import torch
 
+import rlframe
 from rlframe.algos import sac
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
@@ -54,4 +54,4 @@ def train(
 
 
 if __name__ == "__main__":
-    chz.entrypoint(train)
+    rlframe.entrypoint(train)

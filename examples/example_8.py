@@ -16,9 +16,9 @@ import sys
 from itertools import product
 from pathlib import Path
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
@@ -79,6 +79,6 @@ def train(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["train"]:
-        chz.entrypoint(train, argv=sys.argv[2:])
+        rlframe.entrypoint(train, argv=sys.argv[2:])
     else:
-        sys.exit(chz.entrypoint(study))
+        rlframe.entrypoint(study)

@@ -11,9 +11,9 @@ learning rates for a number of ranks.
 
 from functools import partial
 
-import chz
 import torch
 
+import rlframe
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
@@ -57,4 +57,4 @@ def main(world_size: int = 2, n_steps: int = 100_000, seed: int = 0, log_dir: st
 
 
 if __name__ == "__main__":
-    chz.entrypoint(main)
+    rlframe.entrypoint(main)

@@ -3,7 +3,7 @@
 `train`, `build` and `load_policy` are one line each for a notebook. Importing rlframe loads neither torch nor NumPy.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlframe.core.version import __version__ as __version__
 
@@ -124,6 +124,23 @@ def read_study(directory: Any) -> "StudyOverview":
     from rlframe.study.overview import read_study as read
 
     return read(directory)
+
+
+def entrypoint(function: Any, argv: Any = None) -> NoReturn:
+    """Call the main function of a script with the key=value words of its command line, and exit.
+
+        def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "") -> None: ...
+
+        if __name__ == "__main__":
+            rlframe.entrypoint(train)
+
+    Words have the types of the parameters, and --help lists these. As in rlframe's own commands, an error of rlframe is
+    one line, Ctrl-C shows no traceback, and the exit status is 1 if a run failed, 2 if a setting was wrong, 128 + n
+    after signal n, and else 0 or the number that the function returns.
+    """
+    from rlframe.core.entrypoint import entrypoint as call
+
+    call(function, argv)
 
 
 def log(name: str, value: Any) -> None:

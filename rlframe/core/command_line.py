@@ -20,7 +20,7 @@ _MAX_WORD = 1 << 16  # characters
 _OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")  # in torch's errors
 _OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES)  # errors that say enough without a traceback
 _MAX_SHOWN = 20_000  # characters of an error
-_HELP = frozenset({"-h", "--help", "help"})
+HELP = frozenset({"-h", "--help", "help"})
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
@@ -68,7 +68,7 @@ class KeyValues:
 
     def check_unknown(self, *others: str) -> None:
         """Raise ConfigError for a key that no getter has asked for; `others` are forms of keys besides."""
-        known = [*self._asked, *others]
+        known = list(dict.fromkeys((*self._asked, *others)))
         for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
 
@@ -140,7 +140,7 @@ def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: st
         signal.signal(signal.SIGINT, signal.default_int_handler)
     show_traceback = "traceback=true" in argv
     try:
-        if usage and (not argv or _HELP & set(argv)):
+        if usage and (not argv or HELP & set(argv)):
             print(usage, flush=True)
             return 0 if argv else 2
         status = body([_with_home(word) for word in argv if not word.startswith("traceback=")])

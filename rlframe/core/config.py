@@ -44,6 +44,20 @@ def _count(text: str) -> int:
     return int(value)
 
 
+def cast(key: str, text: str, kind: Any) -> Any:
+    """The value of a word key=text of a command line, of a type such as int, bool or tuple[int, ...].
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    try:
+        return _count(text) if kind is int else _simplistic_try_cast(text, kind)
+    except CastError as error:
+        raise ConfigError(f"{key}={text!r}: {'write true or false' if kind is bool else error}") from None
+
+
 AUTO = -1  # value of a field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
 _LARGEST_FLOAT = 3.4028234663852886e38  # of a number: tensors are float32

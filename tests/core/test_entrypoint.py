@@ -1,0 +1,70 @@
+"""rlframe.entrypoint: a function with key=value words, whose errors and exit statuses are those of the commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rlframe
+from rlframe.core.errors import ConfigError, Interrupted
+
+got: dict[str, object] = {}
+
+
+def train(
+    n_steps: int, rate: float = 0.5, fast: bool = False, hidden: tuple[int, ...] = (64,), log_dir: str = ""
+) -> int | None:
+    got.update(n_steps=n_steps, rate=rate, fast=fast, hidden=hidden, log_dir=log_dir)
+    if log_dir == "wrong":
+        raise ConfigError("log_dir is wrong")
+    if log_dir == "stopped":
+        stop = Interrupted(2, "stopped at env_steps 7")
+        stop.directory = Path("a/run_0")
+        raise stop
+    return 3 if log_dir == "three" else None
+
+
+def called(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        rlframe.entrypoint(train, words)
+    return ended.value.code
+
+
+def test_words_have_the_types_of_the_parameters() -> None:
+    assert called("n_steps=1e5", "rate=1e-3", "fast=true", "hidden=32,16", "log_dir=three") == 3
+    assert got == {"n_steps": 100_000, "rate": 1e-3, "fast": True, "hidden": (32, 16), "log_dir": "three"}
+    assert called("n_steps=-2_000") == 0
+    assert got == {"n_steps": -2000, "rate": 0.5, "fast": False, "hidden": (64,), "log_dir": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("n_step=3", "n_steps= is missing"),
+        ("n_steps=3 rats=1", "unknown key .rats.; the keys are n_steps, rate, fast, .*; did you mean rate?"),
+        ("n_steps=1.5", "n_steps='1.5': '1.5' is not a whole number"),
+        ("n_steps=1 fast=maybe", "fast='maybe': write true or false"),
+        ("n_steps=1 hidden=a", "hidden='a': "),
+        ("n_steps=1 log_dir=wrong", "log_dir is wrong"),
+    ],
+)
+def test_an_error_is_one_line_with_exit_status_2(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(*words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert re.search(says, error)
+
+
+def test_ctrl_c_names_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("n_steps=1", "log_dir=stopped") == 130
+    shown = capsys.readouterr()
+    assert shown.out == "run: a/run_0\n"
+    assert shown.err == "\nSIGINT: stopped at env_steps 7\n"
+
+
+def test_help_lists_the_parameters_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("--help") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][0] == "rlframe.entrypoint:"
+    assert lines[-5:-3] == [["n_steps=", "int"], ["rate=", "float", "0.5"]]
