@@ -20,6 +20,7 @@ from rlframe.core.yaml import format_value
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.study.objects import StudyObjects
+from rlframe.study.overview import read_study
 from rlframe.study.pbt import PbtPlan
 from rlframe.study.plan import (
     INNERMOST,
@@ -114,9 +115,11 @@ def _run_intervals(
 
 
 def _summarize(study: Study, record: StudyRecord) -> None:
-    """Print the summary and write summary.csv, if any run has logged a return."""
+    """Print the summary and write summary.csv, if any run has logged a return; of a grid with all runs before it."""
     try:
-        results = summarize(study.runs, record.statuses)
+        found = read_study(study.directory) if study.search is None and study.population is None else None
+        runs, statuses = (found.planned, found.statuses) if found else (study.runs, record.statuses)
+        results = summarize(runs, statuses)
         if any(result.scores for result in results):
             print(f"\n{format_summary(results)}", flush=True)
             replace_file(study.directory / SUMMARY_FILE, summary_csv(results))

@@ -113,11 +113,14 @@ def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     assert (row["n_seeds"], row["n_failed"], row["metric"]) == ("2", "0", "eval/return_mean")
     assert main([*SHORT, "seed=3", "repeats=2", f"log_dir={study}"]) == 0  # the same runs
     assert "2 runs, 2 already done" in capsys.readouterr().out
+    assert main([*SHORT, "sweep.seed=5", f"log_dir={study}"]) == 0
+    assert [row["n_seeds"] for row in read_csv(study / "summary.csv")[1]] == ["3"], "with those before"
+    capsys.readouterr()
     assert main([f"resume={study}", "algo.discount=0.5"]) == 2
     assert "cannot change algo.discount" in capsys.readouterr().err
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if "2 seeds" in line).startswith("study: eval/return_mean")
+    assert next(line for line in lines if "3 seeds" in line).startswith("study: eval/return_mean")
 
 
 def record_code(log: Path) -> str:
