@@ -46,7 +46,7 @@ class FlatGreedy(nn.Module):
 
     def __init__(self, greedy: GreedyPolicy) -> None:
         super().__init__()
-        self.greedy = greedy.eval()
+        self.greedy = greedy.eval().requires_grad_(False)
         observation = map_tree(torch.from_numpy, example_of(greedy.observation_space, 2))
         state, reward = greedy.initial_state(2), torch.zeros(2)
         arguments = (observation, state, reward) if greedy.stateful else (observation,)
