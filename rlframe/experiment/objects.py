@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -179,11 +180,18 @@ def is_same(given: Any, before: Any) -> bool:
     """Whether a value is the recorded one; of objects, whether their names can be of the same one."""
     if isinstance(given, list) and isinstance(before, list):
         return len(given) == len(before) and all(map(is_same, given, before))
-    if given == before or not (isinstance(given, str) and isinstance(before, str) and ":" in before):
+    if given == before or not (isinstance(given, str) and isinstance(before, str)):
         return bool(given == before)
-    (module, _, name), (old, _, known) = (each.removesuffix("()").rpartition(":") for each in (given, before))
+    (module, name), (old, known) = map(_place_and_name, (given, before))
     moved = "__main__" in (module, old)  # from a script or notebook into a module, or the other way
+    moved |= old.endswith(".py") and Path(old).name == Path(module).name and not Path(old).expanduser().exists()
     return bool(module) and ("<lambda>" in known or (name == known and (module == old or moved)))
+
+
+def _place_and_name(text: str) -> tuple[str, str]:
+    """Module or file, empty for a name of rlframe's own, and the name in it, empty for that of a file's Config."""
+    text = text.removesuffix("()")
+    return (text, "") if text.endswith(".py") else (text.rpartition(":")[0], text.rpartition(":")[2])
 
 
 def recorded(config: Mapping[str, Any], given: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -220,6 +228,9 @@ def _find(key: str, text: str, part: Part | None) -> None:
 
 def _again(key: str, text: str) -> str:
     """How to write a setting with the object of a name, in Python and on the command line."""
+    place, _ = _place_and_name(text)
+    if place.endswith(".py"):
+        return f"{key}=DIR/{Path(place).name}{text.removeprefix(place)}, where it is now"
     name = text.rpartition(":")[2]
     name = name if name.removesuffix("()").isidentifier() else "..."
     shown = f"[{name}]" if key in _LISTS else name

@@ -106,7 +106,12 @@ def _edited(config: Mapping[str, Any], starts: Sequence[Any]) -> list[str]:
     for start in starts:
         files = start.get("files") if isinstance(start, dict) else None
         last |= files if isinstance(files, dict) else {}
-    return [name for name, content in _own_files(config).items() if last.get(name, content) != content]
+    moved = {Path(name).name: content for name, content in last.items() if not Path(name).expanduser().exists()}
+    return [
+        name
+        for name, content in _own_files(config).items()
+        if last.get(name, moved.get(Path(name).name, content)) != content
+    ]
 
 
 def _own_files(config: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,6 +145,15 @@ def test_a_run_that_its_callback_stopped_is_resumed_and_stopped_again(
     assert "callbacks cannot change" in capsys.readouterr().err
     assert launch.main([f"resume={run}", TRUST]) == 0
     assert ":Stopper: 4 batches)" in capsys.readouterr().out
+    (tmp_path / "moved").mkdir()
+    del sys.modules["mine_stops"]
+    Path("mine_stops.py").rename("moved/mine_stops.py").write_text(f"from {HERE} import Stopper as Mine  # edited")
+    assert launch.main([f"resume={run}", TRUST]) == 2
+    assert (
+        "mine_stops.py does not exist; hand it over: callbacks=DIR/mine_stops.py:Mine, where" in capsys.readouterr().err
+    )
+    assert launch.main([f"resume={run}", TRUST, "callbacks=./moved/mine_stops.py:Mine"]) == 0
+    assert "moved/mine_stops.py has changed since" in capsys.readouterr().out
 
 
 def test_another_list_of_callbacks_does_not_fit_a_snapshot(tmp_path: Path) -> None:
