@@ -35,6 +35,7 @@ from benchmarks.parts.machine import machine
 
 EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 600
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+MOST_STEPS_SHOWN = 160_000  # in figures; PPO makes four million
 COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean", "cpu")
 OUT = Path("results/equal_clock/curves.csv")
 RANDOM_AND_TD3 = {  # returns that score 0 and 1, as of Palenicek et al. 2025 (arXiv 2509.25174), on version 4
@@ -85,7 +86,7 @@ def train_rlframe(preset: str, env: str, seed: int, record: Record, every: int =
     with tempfile.TemporaryDirectory() as directory:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{directory}/compiled"
         rlframe.train(
-            experiment=name, seed=seed, threads=1, affinity="none", compile="true", log_dir=f"{directory}/run",
+            experiment=name, env=env, seed=seed, threads=1, affinity="none", compile="true", log_dir=f"{directory}/run",
             callbacks=[Watch()], **sizes,
         )  # fmt: skip
 
@@ -124,6 +125,7 @@ _SMALL = {"net_arch": {"pi": [256, 256], "qf": [256, 256]}}
 CONTENDERS: dict[str, Callable[[str, int, Record], None]] = {
     "rlframe_ppo": partial(train_rlframe, "ppo", every=EVERY_OF_PPO, n_steps=4_000_000),
     "rlframe_crossq": partial(train_rlframe, "crossq"),
+    "rlframe_flashsac": partial(train_rlframe, "flashsac"),
     "rlframe_sac": partial(train_rlframe, "sac"),
     "sb3_ppo": partial(train_other, "stable_baselines3", "PPO", device="cpu"),
     "sb3_sac": partial(train_other, "stable_baselines3", "SAC", device="cpu"),
@@ -152,7 +154,14 @@ def measure(contender: str, env: str, seed: int, seconds: float, out: Path) -> N
 
 
 _FRAMEWORKS = {"rlframe": "rlframe", "sb3": "Stable-Baselines3", "sbx": "SBX"}
-_ALGOS = {"ppo": "PPO", "crossq": "CrossQ", "sac": "SAC", "tqc": "TQC", "crossq_256": "CrossQ, widths of 256"}
+_ALGOS = {
+    "ppo": "PPO",
+    "crossq": "CrossQ",
+    "flashsac": "FlashSAC",
+    "sac": "SAC",
+    "tqc": "TQC",
+    "crossq_256": "CrossQ, widths of 256",
+}
 
 
 def label(contender: str) -> str:
@@ -179,39 +188,43 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
-    """A panel for each environment: the mean return of each contender's seeds, and their range, over CPU time.
+    """For each environment the mean return of each contender's seeds, and their range: over CPU time, and env_steps.
 
     Needs matplotlib.
     """
     from rlframe.analysis.figures import COLORS, new_figure, save_figure  # other frameworks have not its packages
 
-    figure = new_figure(3 + 4.5 * len(envs), 4.2)
-    for axis, env in zip(figure.subplots(1, len(envs), squeeze=False)[0], envs, strict=True):
-        for contender, color in zip(CONTENDERS, [*COLORS, "#999999"], strict=True):
-            own = [row for row in rows if (row["contender"], row["env"]) == (contender, env)]
-            if not own:
-                continue
-            x, scores = _curves(own)
-            style = "-" if contender.startswith("rlframe") else "--"
-            dot = {"marker": "o", "markevery": [-1], "markersize": 4}  # one evaluation alone is seen too
-            axis.plot(x / 60, scores.mean(0), style, color=color, linewidth=1.8, label=label(contender), **dot)
-            axis.fill_between(x / 60, scores.min(0), scores.max(0), color=color, alpha=0.18, linewidth=0)
-        axis.set(title=env, xlabel="CPU time on one core (min)")
-        axis.grid(True, color="0.9", linewidth=0.8)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("mean return of an evaluation")
-    figure.axes[-1].legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
+    figure = new_figure(3 + 4.5 * len(envs), 7.6)
+    clocks = {"cpu_seconds": (1 / 60, "CPU time on one core (min)"), "env_steps": (1 / 1000, "env steps (thousands)")}
+    for (clock, (unit, named)), axes in zip(clocks.items(), figure.subplots(2, len(envs), squeeze=False), strict=True):
+        for axis, env in zip(axes, envs, strict=True):
+            for contender, color in zip(CONTENDERS, [*COLORS, "#999999", "#444444"], strict=True):
+                own = [row for row in rows if (row["contender"], row["env"]) == (contender, env)]
+                if not own:
+                    continue
+                x, scores = _curves(own, clock)
+                style = "-" if contender.startswith("rlframe") else "--"
+                dot = {"marker": "o", "markevery": [-1], "markersize": 4}  # one evaluation alone is seen too
+                axis.plot(unit * x, scores.mean(0), style, color=color, linewidth=1.8, label=label(contender), **dot)
+                axis.fill_between(unit * x, scores.min(0), scores.max(0), color=color, alpha=0.18, linewidth=0)
+            axis.set(title=env if clock == "cpu_seconds" else "", xlabel=named)
+            axis.grid(True, color="0.9", linewidth=0.8)
+            axis.spines[["top", "right"]].set_visible(False)
+            if clock == "env_steps":
+                axis.set_xlim(-MOST_STEPS_SHOWN / 40_000, MOST_STEPS_SHOWN / 1000)
+        axes[0].set_ylabel("mean return of an evaluation")
+    figure.axes[len(envs) - 1].legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     save_figure(figure, out)
 
 
-def _curves(rows: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
-    """CPU seconds [n] at which all seeds were measured, and their returns there [seeds, n]."""
+def _curves(rows: list[dict[str, str]], clock: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where all seeds were measured, by CPU seconds or env_steps, [n], and their returns there [seeds, n]."""
     of_seed: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        of_seed.setdefault(row["seed"], []).append((float(row["cpu_seconds"]), float(row["return_mean"])))
+        of_seed.setdefault(row["seed"], []).append((float(row[clock]), float(row["return_mean"])))
     curves = [tuple(zip(*curve, strict=True)) for curve in of_seed.values()]
-    x = np.linspace(max(seconds[0] for seconds, _ in curves), min(seconds[-1] for seconds, _ in curves), 200)
-    return x, np.stack([np.interp(x, seconds, returns) for seconds, returns in curves])
+    x = np.linspace(max(at[0] for at, _ in curves), min(at[-1] for at, _ in curves), 200)
+    return x, np.stack([np.interp(x, at, returns) for at, returns in curves])
 
 
 def main(words: dict[str, str]) -> None:
