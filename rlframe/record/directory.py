@@ -93,10 +93,11 @@ def resumed_session(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, An
     return {**session(), "changed": changed, "files": files}, edited
 
 
-def add_resumed(path: Path, started: Mapping[str, Any]) -> None:
-    """Add a `resumed_session` to params.json's list `resumed`."""
+def add_resumed(path: Path, started: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
+    """Add a `resumed_session` to params.json's list `resumed`, and to its `chosen`; see `add_choices`."""
     params = read_json(path)
     params["resumed"] = [*params.get("resumed", []), started]
+    params["chosen"] = {**params.get("chosen", {}), **choices}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 

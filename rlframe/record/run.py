@@ -3,8 +3,8 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,7 +194,7 @@ class Run(_DirectoryRun):
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
             self._resumed, self.edited_files = record_start(directory / PARAMS, config, resume)
-            if sync.place:
+            if not resume and sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
             self.tokens = run_tokens(directory)
             self._console: Console = open_console(str(directory), log_level)
@@ -209,9 +209,9 @@ class Run(_DirectoryRun):
             self._loggers += chosen  # in this order: a logger may read the file of one before it
             self._open = opened.pop_all()
             self._open.enter_context(named.pop_all())
-        self._open.callback(sync.close)  # first of all, while the log is open
         self._sync = sync
-        sync.request()
+        if not resume:
+            self._copy()
 
     def log(self, row: Mapping[str, float]) -> None:
         """Write the row to every logger and show it.
@@ -243,13 +243,9 @@ class Run(_DirectoryRun):
                 logger.check()
         self._console.write(row)
         for logger in self._loggers:
-            try:
-                with naming_logger(logger, "write"):
-                    logger.write(row)
-            except OSError as error:
-                of = f" of logger {qualified_name(type(logger))}" if is_own(type(logger)) else ""
-                what = f"the row of env_steps {row['env_steps']:,}{of}"
-                self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
+            of = f" of logger {qualified_name(type(logger))}" if is_own(type(logger)) else ""
+            with self._disk_errors_of(f"the row of env_steps {row['env_steps']:,}{of}"), naming_logger(logger, "write"):
+                logger.write(row)
 
     def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
         self._retention.check_resumed()
@@ -259,26 +255,29 @@ class Run(_DirectoryRun):
             self._has_config = True
 
     def _record_resumed(self) -> None:
-        """Once training goes on, and not before: a resume that is refused leaves the record as it was."""
-        if self._resumed:
-            add_resumed(self.directory / PARAMS, self._resumed)
+        """Once the state is taken over, and not before: a resume that is refused leaves the run as it was."""
+        resumed, self._resumed = self._resumed, {}
+        if not resumed:
+            return
+        with self._disk_errors_of(PARAMS):
+            add_resumed(self.directory / PARAMS, resumed, {CHOICE: self._sync.place} if self._sync.place else {})
             (self.directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
-            self._resumed = {}
+        self._copy()
+
+    def _copy(self) -> None:
+        """Copy the run elsewhere, where sync= says, from now on."""
+        self._open.callback(self._sync.close)  # first of all, while the log is open
+        self._sync.request()
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
-        if not choices:
-            return
-        try:
-            add_choices(self.directory / PARAMS, choices)
-        except OSError as error:
-            self._handle_disk_error(disk_error(PARAMS, self.directory, error), self._policy.errors == "stop")
+        if choices:
+            with self._disk_errors_of(PARAMS):
+                add_choices(self.directory / PARAMS, choices)
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._episodes.check()
-        try:
+        with self._disk_errors_of("episodes.csv"):
             self._episodes.write_all(rows)
-        except OSError as error:
-            self._handle_disk_error(disk_error("episodes.csv", self.directory, error), self._policy.errors == "stop")
 
     def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         self._console.progress(step, n_steps, unit)
@@ -324,18 +323,23 @@ class Run(_DirectoryRun):
         """As `BaseRun.score_snapshot`. Raises RecordError as `snapshot`."""
         self._check_place()
         score = self._policy.score(evaluation, evaluation.get("eval/return_mean", math.nan))
-        try:
+        with self._disk_errors_of(f"the score of the snapshot of env_steps {env_steps:,}"):
             self._retention.score(env_steps, score)
             self._sync.request()
-        except OSError as error:
-            what = f"the score of the snapshot of env_steps {env_steps:,}"
-            self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         try:
             write_result(self.directory / RESULT, result)
         except OSError as error:
             _logger.warning("%s", disk_error(RESULT, self.directory, error))
+
+    @contextmanager
+    def _disk_errors_of(self, what: str) -> Iterator[None]:
+        """Handle those inside, of writing `what`."""
+        try:
+            yield
+        except OSError as error:
+            self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def _handle_disk_error(self, error: RecordError, stop: bool) -> None:
         """Count a disk error; raise it if the run must stop, else log a warning."""
@@ -356,6 +360,7 @@ class Run(_DirectoryRun):
             )
 
     def truncate_after(self, env_steps: int) -> None:
+        self._record_resumed()
         for logger in (self._episodes, *self._loggers):
             with naming_logger(logger, "truncate_after"):
                 logger.truncate_after(env_steps)

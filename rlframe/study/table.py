@@ -248,6 +248,7 @@ def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> lis
     for setting in dict.fromkeys(run.setting for run in runs):
         members = [run for run in runs if run.setting == setting]
         logs = [read_run(run.directory) for run in members if statuses[run.name].state == DONE]
+        logs = [log for log in logs if log.columns]  # a directory may have been removed since
         in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
         metric = next(in_all, RETURNS[-1])
         scored = [log for log in logs if math.isfinite(last_finite(log, metric))]

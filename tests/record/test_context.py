@@ -1,5 +1,6 @@
 """Opening, resuming and closing a run, and the files in its directory."""
 
+import errno
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 import rlframe
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, RecordError
 from rlframe.record import context as logger
 from rlframe.record.context import current_run, logger_context
 from rlframe.record.directory import add_choices
@@ -115,6 +116,34 @@ def test_resuming_continues_the_same_files_from_the_trimmed_step(tmp_path: Path)
     params = json.loads((tmp_path / "run_0/params.json").read_text())
     assert params["config"] == config
     assert [entry["changed"] for entry in params["resumed"]] == [{"lr": 2}]
+
+
+def test_a_run_is_not_over_from_the_moment_when_its_rows_are_cut(tmp_path: Path) -> None:
+    """A process killed there leaves rows of a run that goes on, which must not count as a complete one."""
+    with logger_context(tmp_path, console=False) as run:
+        run.log({"env_steps": 10})
+        run.log({"env_steps": 20})
+        run.write_result({"ended": "completed"})
+    with logger_context(tmp_path, console=False, resume=True) as run:
+        assert (run.directory / "result.json").is_file()
+        run.truncate_after(10)
+        assert not (run.directory / "result.json").exists()
+        assert len(json.loads((run.directory / "params.json").read_text())["resumed"]) == 1
+
+
+def test_a_full_disk_when_a_run_goes_on_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with logger_context(tmp_path, console=False) as run:
+        run.log({"env_steps": 10})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with logger_context(tmp_path, console=False, resume=True) as run:
+        monkeypatch.setattr("rlframe.record.directory.replace_file", full)
+        with pytest.raises(RecordError, match=r"params.json .*No space left"):
+            run.truncate_after(10)
 
 
 def test_resume_takes_the_run_directory_itself_whatever_its_name(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_the_run_of_another_is_neither_overwritten_nor_mixed(stages: list[Path],
     with pytest.raises(RecordError, match="another run is there"):
         copy(other, "store")
     assert Store.content == before
-    add_resumed(run / "params.json", resumed_session(run / "params.json", {})[0])  # on another machine
+    add_resumed(run / "params.json", resumed_session(run / "params.json", {})[0], {})  # on another machine
     copy(run, "store")
     with pytest.raises(RecordError, match="resumed elsewhere"):
         copy(put(stages[1], tmp_path / "run"), "store")
@@ -209,6 +209,29 @@ def test_a_run_is_copied_as_it_is_at_its_end(protocol: str, tmp_path: Path) -> N
         write(run, 4)
     assert there(protocol, run.directory, tmp_path / "again") == ["step_000000000003", "step_000000000004"]
     assert not (tmp_path / "again/result.json").exists(), "the run was resumed and has not ended"
+
+
+def test_a_resume_that_is_refused_copies_nothing_and_one_that_goes_on_is_copied_at_once(tmp_path: Path) -> None:
+    with logger_context(tmp_path / "a", console=False) as run:
+        write(run, 1, True)
+        run.write_result({"ended": "completed"})
+    before, place = (run.directory / "params.json").read_bytes(), f"store://bucket/on{run.directory}"
+    with logger_context(run.directory, console=False, sync="store://bucket/on", resume=True):
+        pass
+    assert (run.directory / "params.json").read_bytes() == before
+    assert not names(place)
+    with logger_context(run.directory, console=False, sync="store://bucket/on", resume=True) as run:
+        run.truncate_after(1)
+        until(lambda: "params.json" in names(place))
+        assert "result.json" not in names(place)
+
+
+def names(place: str) -> list[str]:
+    """The files at a place; empty if nothing was copied there yet."""
+    try:
+        return list(Remote(place, lambda: None).files())
+    except FileNotFoundError:
+        return []
 
 
 def test_a_failing_remote_is_one_warning_and_gets_the_run_when_it_works_again(
