@@ -20,6 +20,7 @@ from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Samples
 
+_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | None
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
 
 
@@ -213,13 +214,28 @@ class Algorithm(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all that is `saved`: arrays and plain values."""
-        return {name: _state_of(vars(self)[name]) for name in self.saved}
+        """The states of all that is `saved`: arrays and plain values.
+
+        Raises:
+            TypeError: `saved` names what is not there, or has no state.
+        """
+        return {name: _state_of(self._part(name), f"{type(self).__name__}.{name}") for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state.
+
+        Raises:
+            ValueError: a tensor or array had another shape or kind of numbers.
+        """
+        device = next((x.device for x in self.progress.learned), torch.device("cpu"))
         for name in self.saved:
-            vars(self)[name] = _loaded(vars(self)[name], state[name])
+            found = _loaded(self._part(name), state[name], f"{type(self).__name__}.{name}")
+            vars(self)[name] = found.to(device) if found is state[name] and isinstance(found, Tensor) else found
+
+    def _part(self, name: str) -> Any:
+        if name not in vars(self):
+            raise TypeError(f"{type(self).__name__}.saved names {name!r}, which {type(self).__name__} does not have")
+        return vars(self)[name]
 
 
 class AlgorithmWrapper(Algorithm):
@@ -297,27 +313,37 @@ class Frozen(Algorithm):
         return {}
 
 
-def _state_of(part: Any) -> Any:
+def _state_of(part: Any, name: str) -> Any:
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
     if isinstance(part, torch.Generator):
         return part.get_state()
-    return part if isinstance(part, Tensor | int | float | str) else part.state_dict()
+    if not hasattr(part, "state_dict") and not isinstance(part, _PLAIN):
+        raise TypeError(
+            f"{name}, which `saved` names, is a {type(part).__name__}, and has no state_dict; a tensor, an array, a "
+            f"number, a list or dict of these, or a generator needs none"
+        )
+    return part.state_dict() if hasattr(part, "state_dict") else part
 
 
-def _loaded(part: Any, state: Any) -> Any:
+def _loaded(part: Any, state: Any, name: str) -> Any:
     """The part with a saved state; a generator with what follows from it, if it is of another kind of device."""
-    if isinstance(part, int | float | str):
-        return state
-    if isinstance(part, Tensor):
-        part.data.copy_(torch.as_tensor(state))
+    if hasattr(part, "load_state_dict"):
+        part.load_state_dict(state)
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = state
-    elif not isinstance(part, torch.Generator):
-        part.load_state_dict(state)
-    elif state.numel() == part.get_state().numel():
-        part.set_state(state.cpu())
+    elif isinstance(part, torch.Generator):
+        if state.numel() == part.get_state().numel():
+            part.set_state(state.cpu())
+        else:
+            digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
+            part.manual_seed(int.from_bytes(digest, "little") >> 1)
+    elif isinstance(part, Tensor | np.ndarray):
+        here, there = torch.as_tensor(part), torch.as_tensor(state)
+        if here.shape != there.shape or here.dtype != there.dtype:
+            before, now = (f"{tuple(x.shape)} of {x.dtype}" for x in (there, here))
+            raise ValueError(f"{name} was saved as {before}, and is {now}")
+        here.data.copy_(there)
     else:
-        digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
-        part.manual_seed(int.from_bytes(digest, "little") >> 1)
+        return state
     return part

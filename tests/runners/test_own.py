@@ -1,12 +1,17 @@
 """Runners and algorithms of the user's own, from the docs: they train, and are recorded and resumed exactly."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rlframe import launch
+from rlframe.algos.base import Frozen
 from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
@@ -41,9 +46,9 @@ def test_a_runner_of_your_own_is_named_by_key_and_resumed_exactly(
 def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = saved_block("scaled_ppo", "tutorials/own_loss", tmp_path, monkeypatch)
     counted = {
-        '"size")': '"size", "n")',
-        "self.size =": "self.n = 0; self.size =",
-        "with torch": "self.n += 1; with torch",
+        '"size")': '"size", "n", "seen")',
+        "self.size =": "self.n = 0; self.seen = None; self.size =",
+        "with torch": "self.n += 1; self.seen = [loss.detach()]; with torch",
     }
     for before, after in counted.items():
         assert before in file.read_text()
@@ -56,6 +61,51 @@ def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, m
     algo = load_snapshot(resolve_snapshot(run))[0]["algo"]
     assert algo["n"] == algo["progress"]["updates"] > 10
     assert 0 < algo["size"] != 1
+    assert len(algo["seen"]) == 1
+
+
+class Mine(Frozen):
+    """An algorithm with state of its own."""
+
+    saved = ("progress", "mine")
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({}, "Mine.saved names 'mine', which Mine does not have"),
+        ({"mine": threading.Lock()}, "Mine.mine, which `saved` names, is a lock, and has no state_dict; a tensor, an"),
+    ],
+)
+def test_state_that_cannot_be_saved_is_named(state: dict[str, Any], says: str) -> None:
+    algo = Mine(None)
+    vars(algo).update(state)
+    with pytest.raises(TypeError, match=says):
+        algo.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (
+            torch.ones(2),
+            torch.ones(3),
+            r"Mine\.mine was saved as \(2,\) of torch.float32, and is \(3,\) of",
+        ),
+        (
+            np.ones(3),
+            np.zeros(3, int),
+            r"Mine\.mine was saved as \(3,\) of torch.float64, and is \(3,\) of torch.int",
+        ),
+    ],
+)
+def test_state_of_another_shape_or_kind_does_not_fit(before: Any, after: Any, says: str) -> None:
+    algo = Mine(None)
+    algo.mine = before
+    state = algo.state_dict()
+    algo.mine = after
+    with pytest.raises(ValueError, match=says):
+        algo.load_state_dict(state)
 
 
 def test_a_file_with_a_config_needs_no_name(mine: Path, tmp_path: Path) -> None:
