@@ -4,8 +4,9 @@ import difflib
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import chz
 from chz.factories import MetaFactory, MetaFromString
@@ -35,6 +36,8 @@ class plain_value(MetaFactory):
 
 
 def _count(text: str) -> int:
+    with suppress(ValueError):
+        return int(text)  # exact, where a float is not
     try:
         value = float(text.replace("_", ""))
     except ValueError:
@@ -52,8 +55,16 @@ def cast(key: str, text: str, kind: Any) -> Any:
     """
     if kind is bool and text in ("true", "false"):
         return text == "true"
+    is_list = get_origin(kind) in (tuple, list)
+    if is_list and text[:1] + text[-1:] in ("[]", "()"):
+        text = text[1:-1]
     try:
-        return _count(text) if kind is int else _simplistic_try_cast(text, kind)
+        if kind is int:
+            return _count(text)
+        with suppress(CastError):
+            if int in get_args(kind) and not is_list:  # int | None
+                return _count(text)
+        return _simplistic_try_cast(text, kind)
     except CastError as error:
         raise ConfigError(f"{key}={text!r}: {'write true or false' if kind is bool else error}") from None
 

@@ -19,31 +19,45 @@ def entrypoint(function: Callable[..., Any], argv: Sequence[str] | None = None) 
 
 def _call(function: Callable[..., Any], argv: Sequence[str]) -> int:
     """Returns the exit status: the number that the function returns, else 0."""
-    parameters, kinds = inspect.signature(function).parameters, typing.get_type_hints(function)
+    signature = inspect.signature(function)
+    kinds = _kinds(function, signature)
     if HELP & set(argv):
-        print(_usage(function, parameters, kinds))
+        print(_usage(function, signature, kinds))
         return 0
-    words, arguments = KeyValues(argv), {}
-    for name, parameter in parameters.items():
+    words, bound = KeyValues(argv), signature.bind_partial()
+    for name, kind in kinds.items():
         if name in words.remaining:
-            arguments[name] = cast(name, words.text(name), kinds.get(name, str))
-        elif parameter.default is parameter.empty:
+            bound.arguments[name] = cast(name, words.text(name), kind)
+        elif signature.parameters[name].default is inspect.Parameter.empty:
             raise ConfigError(f"{name}= is missing; --help lists the keys")
-    words.check_unknown(*parameters)
+    words.check_unknown(*kinds)
     try:
-        status = function(**arguments)
+        status = function(*bound.args, **bound.kwargs)
     except Interrupted as stop:
         if stop.directory:
             print(f"run: {stop.directory}", flush=True)
         raise
-    return status if isinstance(status, int) else 0
+    return status if type(status) is int else 0
 
 
-def _usage(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], kinds: Mapping[str, Any]) -> str:
+def _kinds(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+    """The type of each parameter but *args and **kwargs: as annotated, else that of its default, else str."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # a name that is imported for type checkers alone; a callable object
+        hints = {}
+    found = {}
+    for name, each in signature.parameters.items():
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            found[name] = hints.get(name, str if each.default in (None, each.empty) else type(each.default))
+    return found
+
+
+def _usage(function: Callable[..., Any], signature: inspect.Signature, kinds: Mapping[str, Any]) -> str:
     rows = []
-    for name, parameter in parameters.items():
-        kind = kinds.get(name, str)
-        default = "" if parameter.default is parameter.empty else repr(parameter.default)
-        rows.append([f"  {name}=", getattr(kind, "__name__", str(kind)), default])
+    for name, kind in kinds.items():
+        default = signature.parameters[name].default
+        shown = "" if default is inspect.Parameter.empty else repr(default)
+        rows.append([f"  {name}=", getattr(kind, "__name__", str(kind)), shown])
     about = inspect.getdoc(inspect.getmodule(function)) or inspect.getdoc(function) or ""
     return "\n".join([about, "", *aligned(rows, "<<<")])

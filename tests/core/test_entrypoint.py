@@ -56,6 +56,28 @@ def test_an_error_is_one_line_with_exit_status_2(words: str, says: str, capsys: 
     assert re.search(says, error)
 
 
+def test_any_function_can_be_one() -> None:
+    found: list[object] = []
+
+    def unannotated(n=3, /, fast=True, rate=0.5, name=None, *rest, seed: int | None = None, **others):  # noqa: ANN
+        found.extend([n, fast, rate, name, rest, seed, others])
+        return True  # which is no exit status
+
+    words = ["n=5", "fast=false", "rate=1", "name=a", "seed=1e3"]
+    with pytest.raises(SystemExit) as ended:
+        rlframe.entrypoint(unannotated, words)
+    assert ended.value.code == 0
+    assert found == [5, False, 1.0, "a", (), 1000, {}]
+
+
+def test_lists_may_have_brackets_and_whole_numbers_are_exact() -> None:
+    assert called("n_steps=9007199254740993", "hidden=[32,16]") == 0
+    assert got["n_steps"] == 9007199254740993
+    assert got["hidden"] == (32, 16)
+    assert called("n_steps=1", "hidden=32") == 0
+    assert got["hidden"] == (32,)
+
+
 def test_ctrl_c_names_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert called("n_steps=1", "log_dir=stopped") == 130
     shown = capsys.readouterr()
