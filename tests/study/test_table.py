@@ -198,6 +198,13 @@ def test_a_setting_without_evaluation_has_the_return_of_training(tmp_path: Path)
     assert (result.metric, result.scores) == ("episode/return_mean", (1.0, 3.0))
 
 
+def test_a_run_whose_directory_was_removed_is_no_seed(tmp_path: Path) -> None:
+    runs = plan(tmp_path, n_seeds=2)
+    write(runs[1], "100,3.0,9.0")
+    (result,) = summarize(runs, states(runs))
+    assert (result.metric, result.scores) == ("eval/return_mean", (9.0,))
+
+
 def test_the_table_and_the_file_have_a_row_per_setting(tmp_path: Path) -> None:
     runs = plan(tmp_path, "1", "2", n_seeds=2)
     for run, score in zip(runs[:3], (100.5, 200.5, 50.5), strict=True):
