@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlframe.algos.optimizer_step import OptimizerStep
-from rlframe.algos.side_effects import without_side_effects
+from rlframe.algos.side_effects import Reading, without_side_effects
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16
 from rlframe.system.machine import gc_paused
@@ -113,7 +113,7 @@ class Graphed:
 
     def _learn_in_place(self) -> tuple[Tree, Tensor | None]:
         """The result of `learn` on the inputs in their places, and its numbers once more, together, if it has any."""
-        with without_side_effects(self.learn):
+        with without_side_effects(self.learn, reading := Reading()), reading:
             results = self.learn(self._places.tree)
         numbers = [leaf for leaf in leaves(results) if _is_number(leaf)]
         return results, torch.stack(numbers) if numbers else None

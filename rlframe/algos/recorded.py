@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from rlframe.algos.base import Progress
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
-from rlframe.algos.side_effects import SideEffect, without_side_effects
+from rlframe.algos.side_effects import Reading, SideEffect, without_side_effects
 from rlframe.core.errors import one_line
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -68,7 +68,7 @@ def record(
             stack.enter_context(part.recorded())
         stack.enter_context(recording())
         try:
-            with without_side_effects(learn):
+            with without_side_effects(learn, undo):
                 graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
         except SideEffect as error:
             raise NotCompiled(str(error)) from error
@@ -80,7 +80,7 @@ def record(
     return graph, _lift(graph), results[0]
 
 
-class _Undo(TorchDispatchMode):
+class _Undo(Reading):
     """Keeps tensors as they were: an operation that no input reaches is run while it is recorded."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Undo(TorchDispatchMode):
             with _disable_current_modes():
                 for x in given:
                     self._kept.setdefault(id(x), (x, x.detach().clone()))
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -1,4 +1,6 @@
-"""What an update does in Python beside torch's operations, which a record of it would not repeat: draws and counts."""
+"""What an update does in Python beside torch's operations, which a record of it would not repeat: draws, counts, and
+attributes that get another tensor.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-_PLAIN = (bool, int, float, str)
+_PLAIN = (bool, int, float, str, type(None))
+_REAL = (Tensor, nn.Parameter)  # others stand for tensors while an update is recorded
+_OTHERS = frozenset({"rlframe", "torch", "numpy", "builtins"})  # packages of objects that are not the user's own
 
 
 class SideEffect(RuntimeError):
@@ -29,18 +35,35 @@ class _Watched:
     is_generator: bool = True
 
 
+class Reading(TorchDispatchMode):
+    """Notes the tensors that the operations inside are of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.tensors |= {id(x): x for x in tree_leaves((args, kwargs)) if type(x) in _REAL}
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
-def without_side_effects(learn: Callable[..., Any]) -> Iterator[None]:
+def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterator[None]:
     """Context in which `learn` runs once, to be recorded; what its Python has changed is as before afterwards.
 
-    Watched are NumPy's and Python's global generators and, of the object that `learn` is a method of and of its
-    modules, the attributes that are numbers, texts or NumPy generators, but for `training`, which each call sets.
+    Watched are NumPy's and Python's global generators and, of the object that `learn` is a method of, of its modules
+    and of its parts that are the user's own, the attributes that are numbers, texts, lists or dicts of these, NumPy
+    generators, and tensors that were read and have made way for others; but not `training`, which each call sets.
 
+    Args:
+        reading: notes, inside `learn`, what it reads.
     Raises:
         SideEffect: it has changed something.
     """
     before = [(each, each.state()) for each in _watched(learn)]
+    places = [(owner, named, dict(named)) for owner in _owners(learn) for named in _attributes(owner)]
     changed: list[_Watched] = []
+    replaced: list[str] = []
     try:
         yield
     finally:
@@ -48,13 +71,30 @@ def without_side_effects(learn: Callable[..., Any]) -> Iterator[None]:
             if repr(each.state()) != repr(state):
                 each.load(state)
                 changed.append(each)
-    for is_generator, says in (
-        (True, "it draws from {} generator; draw with torch, or use compile=false"),
-        (False, "it changes {} in Python; keep that in a tensor, or use compile=false"),
+        for owner, named, found in places:
+            replaced += _put_back(owner, named, found, reading)
+    for names, says in (
+        ([x.name for x in changed if x.is_generator], "it draws from {} generator; draw with torch, or use {}"),
+        ([x.name for x in changed if not x.is_generator], "it changes {} in Python; keep that in a tensor, or use {}"),
+        (replaced, "it puts another tensor in the place of {}; change that one, as by copy_, or use {}"),
     ):
-        names = dict.fromkeys(each.name for each in changed if each.is_generator is is_generator)
         if names:
-            raise SideEffect(says.format(" and ".join(names)))
+            raise SideEffect(says.format(" and ".join(dict.fromkeys(names)), "compile=false"))
+
+
+def _put_back(owner: Any, named: dict[str, Any], before: dict[str, Any], reading: Reading) -> list[str]:
+    """Give attributes their tensors back; returns the names of those that were read: a record would read them again."""
+    for name in [name for name, x in named.items() if name not in before and isinstance(x, Tensor)]:
+        if type(named[name]) not in _REAL:
+            del named[name]
+    lost = {name: x for name, x in before.items() if isinstance(x, Tensor) and named.get(name) is not x}
+    named.update(lost)
+    return [f"{type(owner).__name__}.{name}" for name, x in lost.items() if id(x) in reading.tensors]
+
+
+def _attributes(owner: Any) -> Iterator[dict[str, Any]]:
+    """Where an object has its attributes, and a module its buffers."""
+    yield from (found for name in ("__dict__", "_buffers") if (found := getattr(owner, name, None)))
 
 
 def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
@@ -67,31 +107,49 @@ def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
                 yield _Watched(
                     f"{type(owner).__name__}'s", partial(getattr, bits, "state"), partial(setattr, bits, "state")
                 )
-            elif isinstance(x, _PLAIN) and name != "training":
-                yield _Watched(f"{type(owner).__name__}.{name}", *_attribute(owner, name, x), is_generator=False)
+            elif _is_plain(x) and name != "training":
+                yield _Watched(f"{type(owner).__name__}.{name}", *_attribute(owner, name), is_generator=False)
 
 
-def _attribute(owner: Any, name: str, x: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """What reads and sets an attribute that is `x`; one that is a tensor or the like by now reads as unchanged."""
-    attributes = vars(owner)
+def _is_plain(x: Any) -> bool:
+    """Whether it is a number or text, or a list or dict of some."""
+    parts = x.values() if isinstance(x, dict) else x if isinstance(x, list) else [x]
+    return all(isinstance(each, _PLAIN) for each in parts)
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """What reads and sets an attribute; a list or dict is copied, and gets its own entries back."""
+    attributes, first = vars(owner), vars(owner)[name]
 
     def state() -> Any:
-        now = attributes.get(name, x)
-        return now if isinstance(now, _PLAIN) else x
+        now = attributes.get(name)
+        return now.copy() if isinstance(now, list | dict) else now
 
-    return state, partial(attributes.__setitem__, name)
+    def load(before: Any) -> None:
+        if isinstance(first, list):
+            first[:] = before
+        elif isinstance(first, dict):
+            first.clear()
+            first.update(before)
+        attributes[name] = first if isinstance(first, list | dict) else before
+
+    return state, load
 
 
 def _owners(learn: Callable[..., Any]) -> list[Any]:
-    """The object that a function is a method of, with the modules among its attributes and in them; each once."""
+    """The object that a function is a method of, with the modules and the user's own objects in it; each once."""
     function, owner = learn, None
     while function is not None and owner is None:
         owner = getattr(function, "__self__", None)
         function = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
     if owner is None:
         return []
-    modules = [each for part in getattr(owner, "__dict__", {}).values() for each in _modules(part)]
-    return [*{id(each): each for each in [owner, *modules]}.values()]
+    parts = list(getattr(owner, "__dict__", {}).values())
+    modules = [each for part in parts for each in _modules(part)]
+    own = [
+        part for part in parts if type(part).__module__.partition(".")[0] not in _OTHERS and hasattr(part, "__dict__")
+    ]
+    return [*{id(each): each for each in [owner, *modules, *own]}.values()]
 
 
 def _modules(part: Any) -> Iterable[nn.Module]:

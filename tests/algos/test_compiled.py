@@ -297,7 +297,7 @@ class Dropping(Looking):
 
 
 def with_network(network: type[nn.Module]) -> Any:
-    model = {"encoder": f"{__name__}:{network.__name__}", "hidden": (8,)}
+    model = {"encoder": f"{network.__module__}:{network.__name__}", "hidden": (8,)}
     return learner(dqn, *CARTPOLE, model=model, replay_ratio=2.0, n_steps=96)
 
 
