@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.core.arguments import checked
+from rlframe.core.config import nearest
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Samples
+
+_logger = logging.getLogger("rlframe")
 
 _PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | None
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
@@ -124,8 +128,20 @@ class Algorithm(ABC):
     saved: Sequence[str]  # names of the attributes with state, besides the agent: parts, generators, tensors, numbers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """The constructors of rlframe's algorithms tell of parts in the wrong places."""
+        """The constructors of rlframe's algorithms tell of parts in the wrong places.
+
+        Raises:
+            TypeError: `saved` is no list of names, or leaves out some of the class above.
+        """
         super().__init_subclass__(**kwargs)
+        above = next((each for each in cls.__mro__[1:] if hasattr(each, "saved")), None)
+        if isinstance(vars(cls).get("saved"), str):
+            raise TypeError(f"{cls.__name__}.saved={vars(cls)['saved']!r} must be a tuple of names")
+        if above and (lost := [name for name in getattr(above, "saved", ()) if name not in cls.saved]):
+            raise TypeError(
+                f"{cls.__name__}.saved leaves out {', '.join(lost)} of {above.__name__}; write "
+                f"saved = (*{above.__name__}.saved, ...)"
+            )
         if "__init__" in vars(cls) and cls.__module__.startswith("rlframe."):
             cls.__init__ = checked(cls.__init__)
 
@@ -219,6 +235,8 @@ class Algorithm(ABC):
         Raises:
             TypeError: `saved` names what is not there, or has no state.
         """
+        if not type(self).__module__.startswith("rlframe."):
+            self._warn_of_unsaved()
         return {name: _state_of(self._part(name), f"{type(self).__name__}.{name}") for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,8 +252,23 @@ class Algorithm(ABC):
 
     def _part(self, name: str) -> Any:
         if name not in vars(self):
-            raise TypeError(f"{type(self).__name__}.saved names {name!r}, which {type(self).__name__} does not have")
+            own = type(self).__name__
+            raise TypeError(f"{own}.saved names {name!r}, which {own} does not have{nearest(name, vars(self))}")
         return vars(self)[name]
+
+    def _warn_of_unsaved(self) -> None:
+        """Warn once of numbers, and tensors changed in place, that differ from the state before and are not `saved`."""
+        names = [name for name in vars(self) if name not in self.saved]
+        now = {name: (id(x), x._version) for name in names if type(x := vars(self)[name]) is Tensor}
+        now |= {name: (0, x) for name in names if type(x := vars(self)[name]) in (int, float)}
+        before, self._marks = vars(self).get("_marks", {}), now
+        changed = [
+            name for name in now if name in before and before[name] != now[name] and before[name][0] == now[name][0]
+        ]
+        if changed and not vars(self).get("_told"):
+            self._told = True
+            what = ", ".join(f"{type(self).__name__}.{name}" for name in changed)
+            _logger.warning(f"training changes {what}, which `saved` does not name: a resumed run has the first value")
 
 
 class AlgorithmWrapper(Algorithm):

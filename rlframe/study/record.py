@@ -170,9 +170,11 @@ class StudyRecord:
                 )
             return Status()
         if entry["arguments"] != run.arguments:
-            arguments = " ".join(f"{key}={value}" for key, value in entry["arguments"].items())
+            before, now = entry["arguments"], run.arguments
+            differing = (key for key in {**before, **now} if before.get(key) != now.get(key))
+            others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
             raise ConfigError(
-                f"{run.directory} was started with other arguments, {arguments}; repeat the command of the study, with "
+                f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
                 f"more seeds or values if you like, or use another log_dir for a new study"
             )
         status = Status(**{field.name: entry[field.name] for field in fields(Status)})

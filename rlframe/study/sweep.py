@@ -100,7 +100,10 @@ def plan_study(
     for experiment in () if study.directory.exists() else checked:  # later its runs may have weights of their own
         check_weights(experiment)
     facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
-    study = replace(study, facts={**facts, "config": _common_config(checked)})
+    config = _common_config(checked)
+    needs_trust = any(map(foreign, [config, *(run.arguments for run in study.runs)]))
+    hint = f"{study.resume_hint}{' trust=true' * needs_trust}"
+    study = replace(study, facts={**facts, "config": config}, resume_hint=hint)
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
     n_processes = len({run.stack_command or run.name for run in study.runs}) or study.n_runs
     slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), n_processes, on_gpu)

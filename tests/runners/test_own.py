@@ -73,7 +73,7 @@ class Mine(Frozen):
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({}, "Mine.saved names 'mine', which Mine does not have"),
+        ({"mime": 1}, "Mine.saved names 'mine', which Mine does not have; did you mean mime?"),
         ({"mine": threading.Lock()}, "Mine.mine, which `saved` names, is a lock, and has no state_dict; a tensor, an"),
     ],
 )
@@ -82,6 +82,24 @@ def test_state_that_cannot_be_saved_is_named(state: dict[str, Any], says: str) -
     vars(algo).update(state)
     with pytest.raises(TypeError, match=says):
         algo.state_dict()
+
+
+@pytest.mark.parametrize("saved", [("mine",), "progress"])
+def test_saved_names_all_that_the_class_above_saves(saved: Any) -> None:
+    with pytest.raises(TypeError, match=r"saved leaves out progress of Frozen; write saved|must be a tuple"):
+        type("Partial", (Frozen,), {"saved": saved})
+
+
+def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    algo = Mine(None)
+    vars(algo).update(mine=1, constant=2.0, counted=0, averaged=torch.ones(()), shown=torch.ones(()))
+    algo.state_dict()
+    vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
+    algo.averaged.mul_(0.5)
+    for _ in range(3):
+        algo.state_dict()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "training changes Mine.averaged, Mine.counted, which `saved` does not name" in told
 
 
 @pytest.mark.parametrize(

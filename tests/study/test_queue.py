@@ -130,7 +130,7 @@ def test_a_directory_of_another_study_or_run_is_an_error(tmp_path: Path, capsys:
     assert study(tmp_path / "one", "none") == 0
     before = (tmp_path / "one/experiment.json").read_bytes()
     assert study(tmp_path / "one", "brief") == 2
-    assert "was started with other arguments, do=none seed=0" in capsys.readouterr().err
+    assert "was started with other arguments: do=none, now brief; repeat" in capsys.readouterr().err
     assert (tmp_path / "one/experiment.json").read_bytes() == before
     (tmp_path / "two/run_0").mkdir(parents=True)
     (tmp_path / "two/run_0/progress.csv").touch()
