@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.aggregates import interval, mean
-from rlframe.analysis.curves import RunData, read_run
+from rlframe.analysis.curves import ALIKE, RunData, differences, read_run
 from rlframe.core.errors import aligned, pluralize
 from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.plan import PlannedRun, varied
@@ -226,6 +226,7 @@ class SettingResult:
     scores: tuple[float, ...]
     env_steps: float  # mean; nan if no run is finished
     n_failed: int
+    differing: tuple[str, ...] = ()  # keys, or contents of own files, in which its runs are not of one configuration
 
     def mean(self) -> float:
         return float(np.mean(self.scores)) if self.scores else math.nan
@@ -261,6 +262,7 @@ def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> lis
                 scores=tuple(last_finite(log, metric) for log in scored),
                 env_steps=float(np.mean(steps)) if steps else math.nan,
                 n_failed=sum(statuses[run.name].state == FAILED for run in members),
+                differing=tuple(key for key in differences([log.config for log in scored]) if key not in ALIKE),
             )
         )
     return results
@@ -274,7 +276,7 @@ def last_finite(log: RunData, column: str) -> float:
 
 
 def format_summary(results: Sequence[SettingResult]) -> str:
-    """The table for people: setting, seeds, return, interval, best, env_steps and failed runs."""
+    """The table for people, and a line for each setting whose runs are not of one configuration."""
     lines: list[tuple[str, ...]] = [("setting", "seeds", "return", "95 % interval", "best", "env_steps", "failed")]
     for result in results:
         low, high = result.interval()
@@ -283,7 +285,12 @@ def format_summary(results: Sequence[SettingResult]) -> str:
         failed = str(result.n_failed or "")
         name = result.setting or "all runs"
         lines.append((name, str(len(result.scores)), numbers[0], interval, *numbers[1:], failed))
-    return "\n".join(aligned(lines, "<>>>>>>"))
+    pooled = [
+        f"{result.setting or 'all runs'}: its runs differ in {', '.join(result.differing)}, see python -m rlframe.plot"
+        for result in results
+        if result.differing
+    ]
+    return "\n".join([*aligned(lines, "<>>>>>>"), *pooled])
 
 
 def summary_csv(results: Sequence[SettingResult]) -> str:

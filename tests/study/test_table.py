@@ -205,6 +205,17 @@ def test_a_run_whose_directory_was_removed_is_no_seed(tmp_path: Path) -> None:
     assert (result.metric, result.scores) == ("eval/return_mean", (9.0,))
 
 
+def test_runs_of_an_own_file_that_was_edited_between_them_are_not_pooled_in_silence(tmp_path: Path) -> None:
+    runs = plan(tmp_path, n_seeds=2)
+    for seed, run in enumerate(runs):
+        write(run, "100,3.0,9.0")
+        params = {"config": {"algo": "a.py", "seed": seed, "threads": seed}, "files": {"a.py": f"{seed}" * 16}}
+        (run.directory / "params.json").write_text(json.dumps(params))
+    assert (
+        format_summary(summarize(runs, states(runs))).splitlines()[-1].startswith("all runs: its runs differ in algo,")
+    )
+
+
 def test_the_table_and_the_file_have_a_row_per_setting(tmp_path: Path) -> None:
     runs = plan(tmp_path, "1", "2", n_seeds=2)
     for run, score in zip(runs[:3], (100.5, 200.5, 50.5), strict=True):
