@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks, first_env_of_rank
 
 
@@ -38,6 +39,8 @@ PER_RANK = (Role.ALGO, Role.REPLAY, Role.TORCH)
 
 def seed_sequence(root: int, role: Role, *key: int) -> np.random.SeedSequence:
     """The SeedSequence of (root seed, rank, role, key); `key` is often an environment's index over all ranks."""
+    if isinstance(root, int) and root < 0:
+        raise ConfigError(f"seed={root} must be at least 0")
     rank = current_ranks().rank if role in PER_RANK else 0
     return np.random.SeedSequence(entropy=root, spawn_key=(rank, int(role), *key))
 

@@ -16,6 +16,7 @@ from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
+from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
 from rlframe.core.types import AgentInputs
@@ -268,7 +269,15 @@ def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> 
 def empty_batch(
     observation_space: Space, action_space: Space, agent: Agent, T: int, B: int, first: int = 0
 ) -> BatchBuffer:
-    """Memory in this process for a batch of B environments; `first` is the first one's index over all ranks."""
+    """Memory in this process for a batch of B environments; `first` is the first one's index over all ranks.
+
+    Raises:
+        ConfigError: the agent was made for other spaces.
+    """
+    for name, space in {"observation_space": observation_space, "action_space": action_space}.items():
+        own = getattr(agent, name, space)
+        if type(own) is not type(space) or own.shape != space.shape:
+            raise ConfigError(f"the agent has {name}={own}, and the environments have {space}; make it from theirs")
     rows = empty_rows(observation_space, action_space, T, B)
     return BatchBuffer(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import SingleRank, use_ranks
 from rlframe.core.seeding import PER_RANK, EpisodeSeeds, Role, env_seeds, generator, generators, seed_int
 
@@ -89,7 +90,7 @@ def test_neighbouring_roots_do_not_share_env_seeds() -> None:
 
 
 def test_a_negative_root_is_refused() -> None:
-    with pytest.raises(ValueError, match="non-negative"):
+    with pytest.raises(ConfigError, match="seed=-1 must be at least 0"):
         generator(-1, Role.ENV)
 
 
