@@ -162,6 +162,6 @@ def test_a_sampler_names_the_spaces_of_an_agent_that_was_made_for_others() -> No
     envs = make_envs(ENV, 1, [0])
     swapped = make_policy_agent(envs.action_space, envs.observation_space, ModelConfig(hidden=(4,)), seed=0)
     with pytest.raises(
-        ConfigError, match=r"the agent has observation_space=Discrete\(2\), and the environments have Box"
+        ConfigError, match=r"has observation_space=Discrete\(2\), and the environments have Box"
     ):
         SerialSampler(envs, swapped, batch_T=4)
