@@ -5,7 +5,8 @@ attributes that get another tensor.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, set, type(None))
 _REAL = (Tensor, nn.Parameter)  # others stand for tensors while an update is recorded
-_OTHERS = frozenset({"rlframe", "torch", "numpy", "builtins"})  # packages of objects that are not the user's own
+_OTHERS = {"rlframe", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}  # of objects not the user's own
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes of every module
+_MOST = 10_000  # entries of a list or dict that is watched
 
 
 class SideEffect(RuntimeError):
@@ -52,8 +55,9 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
     """Context in which `learn` runs once, to be recorded; what its Python has changed is as before afterwards.
 
     Watched are NumPy's and Python's global generators and, of the object that `learn` is a method of, of its modules
-    and of its parts that are the user's own, the attributes that are numbers, texts, lists or dicts of these, NumPy
-    generators, and tensors that were read and have made way for others; but not `training`, which each call sets.
+    and of the user's own objects in these, the attributes that are numbers, texts, NumPy generators, and tensors that
+    were read and have made way for others, but not `training`, which each call sets; and what is in lists and dicts.
+    A tensor in an attribute that was not there before is taken for one that the update only writes.
 
     Args:
         reading: notes, inside `learn`, what it reads.
@@ -61,8 +65,11 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
         SideEffect: it has changed something.
     """
     before = [(each, each.state()) for each in _watched(learn)]
-    places = [(owner, named, dict(named)) for owner in _owners(learn) for named in _attributes(owner)]
+    owners = _owners(learn)
+    places = [(owner, named, dict(named)) for owner in owners for named in _attributes(owner)]
+    contents = [(name, x, x.copy()) for owner in owners for name, x in _containers(owner)]
     changed: list[_Watched] = []
+    counted: list[str] = []
     replaced: list[str] = []
     try:
         yield
@@ -72,29 +79,74 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
                 each.load(state)
                 changed.append(each)
         for owner, named, found in places:
+            counted += _take_away(owner, named, found)
             replaced += _put_back(owner, named, found, reading)
+        counted += [name for name, x, found in contents if _refill(x, found)]
+    draws = [each.name for each in changed if each.is_generator]
+    counted = [*(each.name for each in changed if not each.is_generator), *counted]
     for names, says in (
-        ([x.name for x in changed if x.is_generator], "it draws from {} generator; draw with torch, or use {}"),
-        ([x.name for x in changed if not x.is_generator], "it changes {} in Python; keep that in a tensor, or use {}"),
-        (replaced, "it puts another tensor in the place of {}; change that one, as by copy_, or use {}"),
+        (draws, "it draws from {} generator; draw with torch, or use compile=false"),
+        (counted, "it changes {} in Python; keep that in a tensor, or use compile=false"),
+        (replaced, "it puts another tensor in the place of {}; change that one, as by copy_, or use compile=false"),
     ):
         if names:
-            raise SideEffect(says.format(" and ".join(dict.fromkeys(names)), "compile=false"))
+            raise SideEffect(says.format(" and ".join(dict.fromkeys(names))))
+
+
+def _take_away(owner: Any, named: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Delete new attributes that are numbers, whose names it returns, or tensors that stand for others."""
+    new = {name: x for name, x in named.items() if name not in before}
+    plain = [name for name, x in new.items() if _is_plain(x)]
+    for name in (*plain, *(name for name, x in new.items() if isinstance(x, Tensor) and type(x) not in _REAL)):
+        del named[name]
+    return [f"{type(owner).__name__}.{name}" for name in plain]
 
 
 def _put_back(owner: Any, named: dict[str, Any], before: dict[str, Any], reading: Reading) -> list[str]:
     """Give attributes their tensors back; returns the names of those that were read: a record would read them again."""
-    for name in [name for name, x in named.items() if name not in before and isinstance(x, Tensor)]:
-        if type(named[name]) not in _REAL:
-            del named[name]
-    lost = {name: x for name, x in before.items() if isinstance(x, Tensor) and named.get(name) is not x}
+    lost = {name: x for name, x in before.items() if _tensors(x) and named.get(name) is not x}
     named.update(lost)
-    return [f"{type(owner).__name__}.{name}" for name, x in lost.items() if id(x) in reading.tensors]
+    read = (name for name, x in lost.items() if any(id(each) in reading.tensors for each in _tensors(x)))
+    return [f"{type(owner).__name__}.{name}" for name in read]
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    """A tensor, or those in a tuple, list or dict."""
+    if isinstance(x, Tensor):
+        return [x]
+    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] if isinstance(x, tuple | list | dict) else []
 
 
 def _attributes(owner: Any) -> Iterator[dict[str, Any]]:
-    """Where an object has its attributes, and a module its buffers."""
-    yield from (found for name in ("__dict__", "_buffers") if (found := getattr(owner, name, None)))
+    """Where an object has its attributes, and a module its buffers and parameters."""
+    yield from (x for name in ("__dict__", "_buffers", "_parameters") if (x := getattr(owner, name, None)))
+
+
+def _containers(owner: Any) -> Iterator[tuple[str, Any]]:
+    """The lists and dicts among the attributes of an object, and in each other, but those of torch in a module."""
+    attributes = getattr(owner, "__dict__", {})
+    waiting = [(f"{type(owner).__name__}.{name}", x) for name, x in attributes.items() if name not in _OF_MODULES]
+    seen: set[int] = set()
+    while waiting:
+        name, x = waiting.pop()
+        if isinstance(x, list | dict) and id(x) not in seen and len(x) <= _MOST:
+            seen.add(id(x))
+            yield name, x
+            waiting += [(name, each) for each in (x.values() if isinstance(x, dict) else x)]
+
+
+def _refill(x: Any, before: Any) -> bool:
+    """Give a list or dict the entries back that it had; whether it has others."""
+    now, old = (dict(enumerate(each)) if isinstance(each, list) else each for each in (x, before))
+    if list(now) == list(old) and all(a is b or (_is_plain(a) and repr(a) == repr(b)) for a, b in _pairs(now, old)):
+        return False
+    x.clear()
+    x.extend(before) if isinstance(x, list) else x.update(before)
+    return True
+
+
+def _pairs(one: dict[Any, Any], other: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(one.values(), other.values(), strict=True)
 
 
 def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
@@ -112,28 +164,21 @@ def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether it is a number or text, or a list or dict of some."""
-    parts = x.values() if isinstance(x, dict) else x if isinstance(x, list) else [x]
-    return all(isinstance(each, _PLAIN) for each in parts)
+    """Whether it is a number or text, a set, or a tuple or small array of numbers."""
+    if isinstance(x, np.ndarray):
+        return x.size <= _MOST
+    return all(isinstance(each, _PLAIN) for each in (x if isinstance(x, tuple) else [x]))
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """What reads and sets an attribute; a list or dict is copied, and gets its own entries back."""
-    attributes, first = vars(owner), vars(owner)[name]
+    """What reads and sets an attribute; a set or array is copied."""
+    attributes = vars(owner)
 
     def state() -> Any:
-        now = attributes.get(name)
-        return now.copy() if isinstance(now, list | dict) else now
+        now = attributes.get(name, "missing")
+        return now.copy() if isinstance(now, set | np.ndarray) else now
 
-    def load(before: Any) -> None:
-        if isinstance(first, list):
-            first[:] = before
-        elif isinstance(first, dict):
-            first.clear()
-            first.update(before)
-        attributes[name] = first if isinstance(first, list | dict) else before
-
-    return state, load
+    return state, partial(attributes.__setitem__, name)
 
 
 def _owners(learn: Callable[..., Any]) -> list[Any]:
@@ -142,19 +187,18 @@ def _owners(learn: Callable[..., Any]) -> list[Any]:
     while function is not None and owner is None:
         owner = getattr(function, "__self__", None)
         function = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
-    if owner is None:
-        return []
-    parts = list(getattr(owner, "__dict__", {}).values())
-    modules = [each for part in parts for each in _modules(part)]
-    own = [
-        part for part in parts if type(part).__module__.partition(".")[0] not in _OTHERS and hasattr(part, "__dict__")
-    ]
-    return [*{id(each): each for each in [owner, *modules, *own]}.values()]
+    found: dict[int, Any] = {}
+    waiting = [] if owner is None else [owner]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, list | tuple | dict) and len(x) <= _MOST:
+            waiting += x.values() if isinstance(x, dict) else x
+        elif id(x) not in found and (x is owner or isinstance(x, nn.Module) or _is_own(x)):
+            found[id(x)] = x
+            waiting += getattr(x, "__dict__", {}).values()
+    return list(found.values())
 
 
-def _modules(part: Any) -> Iterable[nn.Module]:
-    """Those of an attribute, which may be a list or dict of them."""
-    if isinstance(part, nn.Module):
-        return part.modules()
-    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple) else ()
-    return (each for module in parts if isinstance(module, nn.Module) for each in module.modules())
+def _is_own(x: Any) -> bool:
+    """Whether it is an object of a class of the user's."""
+    return type(x).__module__.partition(".")[0] not in _OTHERS and hasattr(x, "__dict__") and not isinstance(x, type)

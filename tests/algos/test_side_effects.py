@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,28 +63,112 @@ class Watching(Averaging):
         return self.layer(x)  # type: ignore[no-any-return]
 
 
-class InDict(Looking):
-    """One that counts in a dict."""
+class Counting(Looking):
+    """One with state of any form, that counts its calls, or averages what it sees, and scales by that."""
 
     def __init__(self, space: Any) -> None:
         super().__init__(space)
-        self.counts = {"calls": 0}
+        self.kept = self.start()
+
+    def start(self) -> Any:
+        return {"n": 0}
+
+    def count(self, y: Tensor) -> Any:
+        self.kept["n"] += 1
+        return 1 + 0.01 * self.kept["n"]
 
     def forward(self, x: Tensor) -> Tensor:
-        self.counts["calls"] += 1
-        return self.layer(x) * (1 + 0.01 * self.counts["calls"])  # type: ignore[no-any-return]
+        y: Tensor = self.layer(x)
+        return y * self.count(y.detach().abs().mean())
 
 
-class InList(Looking):
-    """One that counts in a list."""
+class InList(Counting):
+    def start(self) -> Any:
+        return []
 
-    def __init__(self, space: Any) -> None:
-        super().__init__(space)
-        self.calls: list[int] = []
+    def count(self, y: Tensor) -> Any:
+        self.kept.append(1)
+        return 1 + 0.01 * len(self.kept)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.append(1)
-        return self.layer(x) * (1 + 0.01 * len(self.calls))  # type: ignore[no-any-return]
+
+class InNestedDict(Counting):
+    def start(self) -> Any:
+        return {"a": {"n": [0]}}
+
+    def count(self, y: Tensor) -> Any:
+        self.kept["a"]["n"][0] += 1
+        return 1 + 0.01 * self.kept["a"]["n"][0]
+
+
+class InSet(Counting):
+    def start(self) -> Any:
+        return set()
+
+    def count(self, y: Tensor) -> Any:
+        self.kept.add(len(self.kept))
+        return 1 + 0.01 * len(self.kept)
+
+
+class InArray(Counting):
+    def start(self) -> Any:
+        return np.zeros(2)
+
+    def count(self, y: Tensor) -> Any:
+        self.kept += 1
+        return 1 + 0.01 * float(self.kept[0])
+
+
+class InTuple(Counting):
+    def start(self) -> Any:
+        return (torch.ones(()), 0)
+
+    def count(self, y: Tensor) -> Any:
+        self.kept = (0.9 * self.kept[0] + 0.1 * y, 0)
+        return self.kept[0]
+
+
+class InDictOfTensors(Counting):
+    def start(self) -> Any:
+        return {"mean": torch.ones(())}
+
+    def count(self, y: Tensor) -> Any:
+        self.kept["mean"] = 0.9 * self.kept["mean"] + 0.1 * y
+        return self.kept["mean"]
+
+
+class InParameter(Counting):
+    def start(self) -> Any:
+        return nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def count(self, y: Tensor) -> Any:
+        self.kept = nn.Parameter(0.9 * self.kept + 0.1 * y, requires_grad=False)
+        return self.kept
+
+
+class Helper:
+    """An object of the user's own in a module."""
+
+    def __init__(self) -> None:
+        self.n, self.mean = 0, torch.ones(())
+
+    def __call__(self, y: Tensor) -> Any:
+        self.n += 1
+        self.mean = 0.9 * self.mean + 0.1 * y
+        return self.mean * (1 + 0.01 * self.n)
+
+
+class InHelper(Counting):
+    def start(self) -> Any:
+        return [Helper()]
+
+    def count(self, y: Tensor) -> Any:
+        return self.kept[0](y)
+
+
+class FromTheFirstCallOn(Counting):
+    def count(self, y: Tensor) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return 1 + 0.01 * self.calls
 
 
 @pytest.mark.parametrize(
@@ -97,8 +182,16 @@ class InList(Looking):
         (Watching, "in the place of Watching.mean"),
         (FromNumber, "FromNumber.mean"),
         (FromNone, "FromNone.mean"),
-        (InDict, "it changes InDict.counts in Python"),
-        (InList, "it changes InList.calls in Python"),
+        (Counting, "it changes Counting.kept in Python"),
+        (InList, "it changes InList.kept in Python"),
+        (InNestedDict, "it changes InNestedDict.kept in Python"),
+        (InSet, "it changes InSet.kept in Python"),
+        (InArray, "InArray.kept"),
+        (InTuple, "in the place of InTuple.kept"),
+        (InDictOfTensors, "it changes InDictOfTensors.kept in Python"),
+        (InParameter, "in the place of InParameter.kept"),
+        (InHelper, "it changes Helper.n in Python"),
+        (FromTheFirstCallOn, "FromTheFirstCallOn.calls"),
     ],
 )
 def test_state_that_an_update_replaces_is_as_without_a_compiler(

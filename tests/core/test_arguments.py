@@ -161,7 +161,5 @@ def test_what_scripts_construct_is_checked(kind: type) -> None:
 def test_a_sampler_names_the_spaces_of_an_agent_that_was_made_for_others() -> None:
     envs = make_envs(ENV, 1, [0])
     swapped = make_policy_agent(envs.action_space, envs.observation_space, ModelConfig(hidden=(4,)), seed=0)
-    with pytest.raises(
-        ConfigError, match=r"has observation_space=Discrete\(2\), and the environments have Box"
-    ):
+    with pytest.raises(ConfigError, match=r"has observation_space=Discrete\(2\), and the environments have Box"):
         SerialSampler(envs, swapped, batch_T=4)
