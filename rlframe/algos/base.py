@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rlframe.agents import Agent
 from rlframe.core.arguments import checked
@@ -134,14 +135,15 @@ class Algorithm(ABC):
             TypeError: `saved` is no list of names, or leaves out some of the class above.
         """
         super().__init_subclass__(**kwargs)
-        above = next((each for each in cls.__mro__[1:] if hasattr(each, "saved")), None)
-        if isinstance(vars(cls).get("saved"), str):
-            raise TypeError(f"{cls.__name__}.saved={vars(cls)['saved']!r} must be a tuple of names")
-        if above and (lost := [name for name in getattr(above, "saved", ()) if name not in cls.saved]):
-            raise TypeError(
-                f"{cls.__name__}.saved leaves out {', '.join(lost)} of {above.__name__}; write "
-                f"saved = (*{above.__name__}.saved, ...)"
-            )
+        own = vars(cls).get("saved", ())
+        if not isinstance(own, tuple | list):
+            raise TypeError(f"{cls.__name__}.saved={own!r} must be a tuple of names")
+        for above in cls.__mro__[1:]:
+            if lost := [name for name in vars(above).get("saved", ()) if name not in cls.saved]:
+                names, its = ", ".join(lost), f"*{above.__name__}.saved"
+                raise TypeError(
+                    f"{cls.__name__}.saved leaves out {names} of {above.__name__}; write saved = ({its}, ...)"
+                )
         if "__init__" in vars(cls) and cls.__module__.startswith("rlframe."):
             cls.__init__ = checked(cls.__init__)
 
@@ -248,7 +250,8 @@ class Algorithm(ABC):
         device = next((x.device for x in self.progress.learned), torch.device("cpu"))
         for name in self.saved:
             found = _loaded(self._part(name), state[name], f"{type(self).__name__}.{name}")
-            vars(self)[name] = found.to(device) if found is state[name] and isinstance(found, Tensor) else found
+            new = found is state[name]
+            vars(self)[name] = tree_map_only(Tensor, lambda x: x.to(device), found) if new else found
 
     def _part(self, name: str) -> Any:
         if name not in vars(self):
@@ -371,12 +374,15 @@ def _loaded(part: Any, state: Any, name: str) -> Any:
         else:
             digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
             part.manual_seed(int.from_bytes(digest, "little") >> 1)
-    elif isinstance(part, Tensor | np.ndarray):
-        here, there = torch.as_tensor(part), torch.as_tensor(state)
-        if here.shape != there.shape or here.dtype != there.dtype:
-            before, now = (f"{tuple(x.shape)} of {x.dtype}" for x in (there, here))
+    elif isinstance(part, Tensor | np.ndarray) and state is not None:
+        there: Any = torch.as_tensor(state) if isinstance(part, Tensor) else np.asarray(state)
+        if part.shape != there.shape or part.dtype != there.dtype:
+            before, now = (f"{tuple(x.shape)} of {x.dtype}" for x in (there, part))
             raise ValueError(f"{name} was saved as {before}, and is {now}")
-        here.data.copy_(there)
+        if isinstance(part, Tensor):
+            part.data.copy_(there)
+        else:
+            part[...] = there
     else:
         return state
     return part

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from numbers import Integral, Real
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import chz
 from chz.factories import MetaFactory, MetaFromString
@@ -62,7 +63,7 @@ def cast(key: str, text: str, kind: Any) -> Any:
         if kind is int:
             return _count(text)
         with suppress(CastError):
-            if int in get_args(kind) and not is_list:  # int | None
+            if int in get_args(kind) and get_origin(kind) in (Union, UnionType):  # int | None
                 return _count(text)
         return _simplistic_try_cast(text, kind)
     except CastError as error:

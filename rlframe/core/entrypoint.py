@@ -2,9 +2,10 @@
 
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from types import GenericAlias
 from typing import Any, NoReturn
 
 from rlframe.core.command_line import HELP, KeyValues, exit_with, run_command
@@ -31,6 +32,7 @@ def _call(function: Callable[..., Any], argv: Sequence[str]) -> int:
         elif signature.parameters[name].default is inspect.Parameter.empty:
             raise ConfigError(f"{name}= is missing; --help lists the keys")
     words.check_unknown(*kinds)
+    bound.apply_defaults()
     try:
         status = function(*bound.args, **bound.kwargs)
     except Interrupted as stop:
@@ -42,15 +44,23 @@ def _call(function: Callable[..., Any], argv: Sequence[str]) -> int:
 
 def _kinds(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
     """The type of each parameter but *args and **kwargs: as annotated, else that of its default, else str."""
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # a name that is imported for type checkers alone; a callable object
-        hints = {}
     found = {}
     for name, each in signature.parameters.items():
         if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            found[name] = hints.get(name, str if each.default in (None, each.empty) else type(each.default))
+            found[name] = _kind(function, each)
     return found
+
+
+def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    hint, default = parameter.annotation, parameter.default
+    if isinstance(hint, str):
+        with suppress(Exception):  # a name that is imported for type checkers alone
+            hint = eval(hint, getattr(inspect.unwrap(function), "__globals__", {}))
+    if hint is not parameter.empty and not isinstance(hint, str):
+        return hint
+    if default is None or default is parameter.empty:
+        return str
+    return GenericAlias(tuple, (type(default[0]), ...)) if isinstance(default, tuple) and default else type(default)
 
 
 def _usage(function: Callable[..., Any], signature: inspect.Signature, kinds: Mapping[str, Any]) -> str:

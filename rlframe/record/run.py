@@ -256,13 +256,14 @@ class Run(_DirectoryRun):
 
     def _record_resumed(self) -> None:
         """Once the state is taken over, and not before: a resume that is refused leaves the run as it was."""
-        resumed, self._resumed = self._resumed, {}
-        if not resumed:
+        if not self._resumed:
             return
-        with self._disk_errors_of(PARAMS):
-            add_resumed(self.directory / PARAMS, resumed, {CHOICE: self._sync.place} if self._sync.place else {})
+        with self._disk_errors_of(RESULT):
             (self.directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
-        self._copy()
+        with self._disk_errors_of(PARAMS):  # if the run continues nevertheless, the next row tries again
+            add_resumed(self.directory / PARAMS, self._resumed, {CHOICE: self._sync.place} if self._sync.place else {})
+            self._resumed = {}
+            self._copy()
 
     def _copy(self) -> None:
         """Copy the run elsewhere, where sync= says, from now on."""

@@ -276,10 +276,17 @@ def empty_batch(
     """
     for name, space in {"observation_space": observation_space, "action_space": action_space}.items():
         own = getattr(agent, name, space)
-        if type(own) is not type(space) or own.shape != space.shape:
+        if _form(own) != _form(space):
             raise ConfigError(f"the agent has {name}={own}, and the environments have {space}; make it from theirs")
     rows = empty_rows(observation_space, action_space, T, B)
     return BatchBuffer(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
+
+
+def _form(space: Space) -> tuple[str, ...]:
+    """Of which rows are: shape, numbers, and how many there are of discrete ones; a Dict or Tuple is one form."""
+    if space.shape is None:
+        return (type(space).__name__,)
+    return str(space.shape), str(space.dtype), str(getattr(space, "n", getattr(space, "nvec", "")))
 
 
 def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:

@@ -59,15 +59,15 @@ def test_an_error_is_one_line_with_exit_status_2(words: str, says: str, capsys: 
 def test_any_function_can_be_one() -> None:
     found: list[object] = []
 
-    def unannotated(n=3, /, fast=True, rate=0.5, name=None, *rest, seed: int | None = None, **others):  # noqa: ANN
-        found.extend([n, fast, rate, name, rest, seed, others])
+    def unannotated(first=1, n=3, /, fast=True, rate=0.5, sizes=(64,), *rest, seed: int | None = None, **others):
+        found.extend([first, n, fast, rate, sizes, rest, seed, others])
         return True  # which is no exit status
 
-    words = ["n=5", "fast=false", "rate=1", "name=a", "seed=1e3"]
+    words = ["n=5", "fast=false", "rate=1", "sizes=[32,16]", "seed=1e3"]
     with pytest.raises(SystemExit) as ended:
         rlframe.entrypoint(unannotated, words)
     assert ended.value.code == 0
-    assert found == [5, False, 1.0, "a", (), 1000, {}]
+    assert found == [1, 5, False, 1.0, (32, 16), (), 1000, {}]
 
 
 def test_lists_may_have_brackets_and_whole_numbers_are_exact() -> None:

@@ -144,6 +144,13 @@ def test_a_full_disk_when_a_run_goes_on_is_an_error_of_the_disk(
         monkeypatch.setattr("rlframe.record.directory.replace_file", full)
         with pytest.raises(RecordError, match=r"params.json .*No space left"):
             run.truncate_after(10)
+    monkeypatch.undo()
+    with logger_context(tmp_path, console=False, resume=True, snapshot_errors="continue") as run:
+        monkeypatch.setattr("rlframe.record.directory.replace_file", full)
+        run.truncate_after(10)
+        monkeypatch.undo()
+        run.log({"env_steps": 20})
+    assert len(json.loads((run.directory / "params.json").read_text())["resumed"]) == 1, "tried again at the next row"
 
 
 def test_resume_takes_the_run_directory_itself_whatever_its_name(tmp_path: Path) -> None:

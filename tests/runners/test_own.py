@@ -90,6 +90,12 @@ def test_saved_names_all_that_the_class_above_saves(saved: Any) -> None:
         type("Partial", (Frozen,), {"saved": saved})
 
 
+def test_a_class_with_two_above_saves_what_both_do() -> None:
+    other = type("Other", (Frozen,), {"saved": ("progress", "other")})
+    with pytest.raises(TypeError, match=r"Both\.saved leaves out other of Other"):
+        type("Both", (Mine, other), {})
+
+
 def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     algo = Mine(None)
     vars(algo).update(mine=1, constant=2.0, counted=0, averaged=torch.ones(()), shown=torch.ones(()))
@@ -113,7 +119,7 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
         (
             np.ones(3),
             np.zeros(3, int),
-            r"Mine\.mine was saved as \(3,\) of torch.float64, and is \(3,\) of torch.int",
+            r"Mine\.mine was saved as \(3,\) of float64, and is \(3,\) of int",
         ),
     ],
 )
