@@ -22,6 +22,7 @@ _REAL = (Tensor, nn.Parameter)  # others stand for tensors while an update is re
 _OTHERS = {"rlframe", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}  # of objects not the user's own
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes of every module
 _MOST = 10_000  # entries of a list or dict that is watched
+_MOST_SHOWN = 1_000  # numbers of an array, of which repr shows all
 
 
 class SideEffect(RuntimeError):
@@ -39,14 +40,14 @@ class _Watched:
 
 
 class Reading(TorchDispatchMode):
-    """Notes the tensors that the operations inside are of."""
+    """Notes which tensors the operations inside are of, and keeps none of them: `ids` tell of those that live on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: dict[int, Tensor] = {}
+        self.ids: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.tensors |= {id(x): x for x in tree_leaves((args, kwargs)) if type(x) in _REAL}
+        self.ids |= {id(x) for x in tree_leaves((args, kwargs)) if type(x) in _REAL}
         return func(*args, **(kwargs or {}))
 
 
@@ -106,7 +107,7 @@ def _put_back(owner: Any, named: dict[str, Any], before: dict[str, Any], reading
     """Give attributes their tensors back; returns the names of those that were read: a record would read them again."""
     lost = {name: x for name, x in before.items() if _tensors(x) and named.get(name) is not x}
     named.update(lost)
-    read = (name for name, x in lost.items() if any(id(each) in reading.tensors for each in _tensors(x)))
+    read = (name for name, x in lost.items() if any(id(each) in reading.ids for each in _tensors(x)))
     return [f"{type(owner).__name__}.{name}" for name in read]
 
 
@@ -166,7 +167,7 @@ def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
 def _is_plain(x: Any) -> bool:
     """Whether it is a number or text, a set, or a tuple or small array of numbers."""
     if isinstance(x, np.ndarray):
-        return x.size <= _MOST
+        return x.size <= _MOST_SHOWN
     return all(isinstance(each, _PLAIN) for each in (x if isinstance(x, tuple) else [x]))
 
 
