@@ -192,12 +192,17 @@ def _owners(learn: Callable[..., Any]) -> list[Any]:
     waiting = [] if owner is None else [owner]
     while waiting:
         x = waiting.pop()
-        if isinstance(x, list | tuple | dict) and len(x) <= _MOST:
+        is_list = isinstance(x, list | tuple | dict)
+        if id(x) in found or (is_list and len(x) > _MOST):
+            continue
+        if is_list:
             waiting += x.values() if isinstance(x, dict) else x
-        elif id(x) not in found and (x is owner or isinstance(x, nn.Module) or _is_own(x)):
-            found[id(x)] = x
+        elif x is owner or isinstance(x, nn.Module) or _is_own(x):
             waiting += getattr(x, "__dict__", {}).values()
-    return list(found.values())
+        else:
+            continue
+        found[id(x)] = x
+    return [x for x in found.values() if not isinstance(x, list | tuple | dict)]
 
 
 def _is_own(x: Any) -> bool:

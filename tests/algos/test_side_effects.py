@@ -93,7 +93,7 @@ class InList(Counting):
 
 class InNestedDict(Counting):
     def start(self) -> Any:
-        return {"a": {"n": [0]}}
+        return {"a": {"n": [0]}, "itself": self}
 
     def count(self, y: Tensor) -> Any:
         self.kept["a"]["n"][0] += 1
