@@ -262,8 +262,13 @@ class Algorithm(ABC):
     def _warn_of_unsaved(self) -> None:
         """Warn once of numbers, and tensors changed in place, that differ from the state before and are not `saved`."""
         names = [name for name in vars(self) if name not in self.saved]
-        now = {name: (id(x), x._version) for name in names if type(x := vars(self)[name]) is Tensor}
-        now |= {name: (0, x) for name in names if type(x := vars(self)[name]) in (int, float)}
+        now: dict[str, tuple[int, float]] = {}
+        for name in names:
+            x = vars(self)[name]
+            if type(x) is Tensor and not x.is_inference():  # which has no count of its changes
+                now[name] = (id(x), x._version)
+            elif type(x) in (int, float):
+                now[name] = (0, x)
         before, self._marks = vars(self).get("_marks", {}), now
         changed = [
             name for name in now if name in before and before[name] != now[name] and before[name][0] == now[name][0]

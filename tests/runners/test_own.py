@@ -102,6 +102,8 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     algo.state_dict()
     vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
     algo.averaged.mul_(0.5)
+    with torch.inference_mode():
+        algo.seen = torch.ones(())  # as a hook keeps it while acting
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
