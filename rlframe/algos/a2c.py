@@ -13,12 +13,11 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
+from rlframe.algos.on_policy import OnPolicyActorCritic, OnPolicyConfig
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.policy_gradient import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
 from rlframe.optimizers import OptimizerConfig, optimizer
 
@@ -45,30 +44,15 @@ class Config(OnPolicyConfig):
         return A2C(agent, n_steps, self)
 
 
-class A2C(OnPolicy):
+class A2C(OnPolicyActorCritic):
     """One gradient step a batch on the policy gradient, the value error and the entropy."""
 
-    saved = ("progress", "optimizer")
-    agent: PolicyAgent
     config: Config
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         super().__init__(agent, n_steps, config or Config())
 
-    def _learn(self, samples: Samples) -> dict[str, Tensor]:
-        """One gradient step on the whole batch."""
-        c, valid = self.now, samples.valid
-        old_value = values(self.agent, samples)
-        ends = (samples.terminated, samples.truncated, valid)
-        advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, c.discount, c.gae_lambda)
-        if c.normalize_advantage:
-            advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
-        loss, metrics = self.loss(samples, advantage, return_)
-        grad_norm = self.optimizer.minimize(loss, samples, valid)
-        fit = explained_variance(old_value[:-1], return_, valid)
-        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
-
-    def loss(self, samples: Samples, advantage: Tensor, return_: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss [] of a batch and its parts, from constants [T, B]; see actor_critic_loss."""
-        c = self.now
-        return actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
+    def targets(self, samples: Samples, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A = Σ_k (γλ)^k δ_{t+k},  δ_t = r_t + γ V(s_{t+1}) - V(s_t), and G = A + V; with λ = 1 the paper's."""
+        c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
+        return generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)

@@ -146,4 +146,5 @@ class APPO(OnPolicyEpochs):
             "entropy": (weight * entropy).sum(),
             "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
         }
-        return parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"], parts
+        loss = parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"]
+        return loss, parts

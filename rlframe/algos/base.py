@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from rlframe.agents import Agent
+from rlframe.algos.saved import UnsavedState, check_saved, load_states, states_of
 from rlframe.core.arguments import checked
-from rlframe.core.config import nearest
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Samples
 
-_logger = logging.getLogger("rlframe")
-
-_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | None
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
 
 
@@ -132,18 +125,10 @@ class Algorithm(ABC):
         """The constructors of rlframe's algorithms tell of parts in the wrong places.
 
         Raises:
-            TypeError: `saved` is no list of names, or leaves out some of the class above.
+            TypeError: see `check_saved`.
         """
         super().__init_subclass__(**kwargs)
-        own = vars(cls).get("saved", ())
-        if not isinstance(own, tuple | list):
-            raise TypeError(f"{cls.__name__}.saved={own!r} must be a tuple of names")
-        for above in cls.__mro__[1:]:
-            if lost := [name for name in vars(above).get("saved", ()) if name not in cls.saved]:
-                names, its = ", ".join(lost), f"*{above.__name__}.saved"
-                raise TypeError(
-                    f"{cls.__name__}.saved leaves out {names} of {above.__name__}; write saved = ({its}, ...)"
-                )
+        check_saved(cls)
         if "__init__" in vars(cls) and cls.__module__.startswith("rlframe."):
             cls.__init__ = checked(cls.__init__)
 
@@ -232,51 +217,15 @@ class Algorithm(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all that is `saved`: arrays and plain values.
-
-        Raises:
-            TypeError: `saved` names what is not there, or has no state.
-        """
+        """The states of all that is `saved`: arrays and plain values. See `states_of`."""
         if not type(self).__module__.startswith("rlframe."):
-            self._warn_of_unsaved()
-        return {name: _state_of(self._part(name), f"{type(self).__name__}.{name}") for name in self.saved}
+            vars(self).setdefault("_unsaved", UnsavedState()).look(self, self.saved)
+        return states_of(self, self.saved)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state.
-
-        Raises:
-            ValueError: a tensor or array had another shape or kind of numbers.
-        """
+        """Continue from a saved state. See `load_states`."""
         device = next((x.device for x in self.progress.learned), torch.device("cpu"))
-        for name in self.saved:
-            found = _loaded(self._part(name), state[name], f"{type(self).__name__}.{name}")
-            new = found is state[name]
-            vars(self)[name] = tree_map_only(Tensor, lambda x: x.to(device), found) if new else found
-
-    def _part(self, name: str) -> Any:
-        if name not in vars(self):
-            own = type(self).__name__
-            raise TypeError(f"{own}.saved names {name!r}, which {own} does not have{nearest(name, vars(self))}")
-        return vars(self)[name]
-
-    def _warn_of_unsaved(self) -> None:
-        """Warn once of numbers, and tensors changed in place, that differ from the state before and are not `saved`."""
-        names = [name for name in vars(self) if name not in self.saved]
-        now: dict[str, tuple[int, float]] = {}
-        for name in names:
-            x = vars(self)[name]
-            if type(x) is Tensor and not x.is_inference():  # which has no count of its changes
-                now[name] = (id(x), x._version)
-            elif type(x) in (int, float):
-                now[name] = (0, x)
-        before, self._marks = vars(self).get("_marks", {}), now
-        changed = [
-            name for name in now if name in before and before[name] != now[name] and before[name][0] == now[name][0]
-        ]
-        if changed and not vars(self).get("_told"):
-            self._told = True
-            what = ", ".join(f"{type(self).__name__}.{name}" for name in changed)
-            _logger.warning(f"training changes {what}, which `saved` does not name: a resumed run has the first value")
+        load_states(self, self.saved, state, device)
 
 
 class AlgorithmWrapper(Algorithm):
@@ -352,42 +301,3 @@ class Frozen(Algorithm):
 
     def update(self) -> UpdateMetrics:
         return {}
-
-
-def _state_of(part: Any, name: str) -> Any:
-    if isinstance(part, np.random.Generator):
-        return part.bit_generator.state
-    if isinstance(part, torch.Generator):
-        return part.get_state()
-    if not hasattr(part, "state_dict") and not isinstance(part, _PLAIN):
-        raise TypeError(
-            f"{name}, which `saved` names, is a {type(part).__name__}, and has no state_dict; a tensor, an array, a "
-            f"number, a list or dict of these, or a generator needs none"
-        )
-    return part.state_dict() if hasattr(part, "state_dict") else part
-
-
-def _loaded(part: Any, state: Any, name: str) -> Any:
-    """The part with a saved state; a generator with what follows from it, if it is of another kind of device."""
-    if hasattr(part, "load_state_dict"):
-        part.load_state_dict(state)
-    elif isinstance(part, np.random.Generator):
-        part.bit_generator.state = state
-    elif isinstance(part, torch.Generator):
-        if state.numel() == part.get_state().numel():
-            part.set_state(state.cpu())
-        else:
-            digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
-            part.manual_seed(int.from_bytes(digest, "little") >> 1)
-    elif isinstance(part, Tensor | np.ndarray) and state is not None:
-        there: Any = torch.as_tensor(state) if isinstance(part, Tensor) else np.asarray(state)
-        if part.shape != there.shape or part.dtype != there.dtype:
-            before, now = (f"{tuple(x.shape)} of {x.dtype}" for x in (there, part))
-            raise ValueError(f"{name} was saved as {before}, and is {now}")
-        if isinstance(part, Tensor):
-            part.data.copy_(there)
-        else:
-            part[...] = there
-    else:
-        return state
-    return part

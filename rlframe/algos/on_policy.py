@@ -29,7 +29,7 @@ from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
 from rlframe.models.network import OF_BATCH
-from rlframe.ops.policy_gradient import mean_weights
+from rlframe.ops.policy_gradient import explained_variance, masked_normalize, mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 
 NO_INPUTS = AgentInputs((), (), (), ())
@@ -104,6 +104,44 @@ class OnPolicy(Algorithm):
 
     def counters(self) -> dict[str, float]:
         return self.schedules.metrics()
+
+
+class OnPolicyActorCritic(OnPolicy):
+    """Base class of algorithms that make one step a batch on the policy gradient, the value error and the entropy."""
+
+    saved = ("progress", "optimizer")
+    agent: PolicyAgent
+
+    @abstractmethod
+    def targets(self, samples: Samples, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, B] of a batch, by the values [T+1, B] before the step."""
+
+    def _learn(self, samples: Samples) -> dict[str, Tensor]:
+        """One gradient step on the whole batch."""
+        value = values(self.agent, samples)
+        advantage, return_ = self.targets(samples, value)
+        if self.now.normalize_advantage:
+            advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.sum_tensor)
+        loss, metrics = self.loss(samples, advantage, return_)
+        grad_norm = self.optimizer.minimize(loss, samples, samples.valid)
+        fit = explained_variance(value[:-1], return_, samples.valid)
+        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
+
+    def loss(self, samples: Samples, advantage: Tensor, return_: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-E[A log π(a|s)] + c_v E[(V - G)²] / 2 - c_e E[H], over the valid rows of a batch; and its parts.
+
+        Mnih et al. 2016, section 4, negated for descent. `advantage` A and `return_` G are constants [T, B].
+        """
+        log_prob, entropy, value = self.agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
+        weight = mean_weights(samples.valid.flatten()).view_as(advantage)
+        parts = {
+            "policy_loss": -(weight * log_prob * advantage).sum(),
+            "value_loss": 0.5 * (weight * (value - return_).square()).sum(),
+            "entropy": (weight * entropy).sum(),
+        }
+        c = self.now
+        loss = parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"]
+        return loss, {name: part.detach() for name, part in parts.items()}
 
 
 class OnPolicyEpochs(OnPolicy):
@@ -221,29 +259,6 @@ def order_of_rows(valid: Tensor, n: int, rng: np.random.Generator, n_valid: int 
         n_kept = n * math.ceil(n_rows // n * share / _SIZES)
         order = valid_first[to_device(torch.from_numpy(rng.permutation(n_kept)), valid.device)]
     return order.view(n, -1)
-
-
-def actor_critic_loss(
-    agent: PolicyAgent,
-    samples: Samples,
-    advantage: Tensor,
-    return_: Tensor,
-    value_coef: float,
-    entropy_coef: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """-E[A log π(a|s)] + c_v E[(V - G)²] / 2 - c_e E[H], over the valid rows of a batch; and its parts.
-
-    Mnih et al. 2016, section 4, negated for descent. `advantage` A and `return_` G are constants [T, B].
-    """
-    log_prob, entropy, value = agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
-    weight = mean_weights(samples.valid.flatten()).view_as(advantage)
-    parts = {
-        "policy_loss": -(weight * log_prob * advantage).sum(),
-        "value_loss": 0.5 * (weight * (value - return_).square()).sum(),
-        "entropy": (weight * entropy).sum(),
-    }
-    loss = parts["policy_loss"] + value_coef * parts["value_loss"] - entropy_coef * parts["entropy"]
-    return loss, {name: part.detach() for name, part in parts.items()}
 
 
 def _check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
+from rlframe.algos.on_policy import OnPolicyActorCritic, OnPolicyConfig
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.ops.policy_gradient import explained_variance, masked_normalize
 from rlframe.ops.returns import discounted_return
 
 
@@ -42,31 +41,16 @@ class Config(OnPolicyConfig):
         return PolicyGradient(agent, n_steps, self)
 
 
-class PolicyGradient(OnPolicy):
+class PolicyGradient(OnPolicyActorCritic):
     """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
 
-    saved = ("progress", "optimizer")
-    agent: PolicyAgent
     config: Config
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         super().__init__(agent, n_steps, config or Config())
 
-    def _learn(self, samples: Samples) -> dict[str, Tensor]:
-        """One gradient step on the whole batch."""
-        c = self.now
-        valid, baseline = samples.valid, values(self.agent, samples)
-        ends = (samples.terminated, samples.truncated, valid)
-        return_ = discounted_return(samples.reward, baseline, *ends, c.discount)
-        advantage = return_ - baseline[:-1]
-        if c.normalize_advantage:
-            advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
-        loss, metrics = self.loss(samples, advantage, return_)
-        grad_norm = self.optimizer.minimize(loss, samples, valid)
-        fit = explained_variance(baseline[:-1], return_, valid)
-        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
-
-    def loss(self, samples: Samples, advantage: Tensor, return_: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss [] of a batch and its parts, from constants [T, B]; see actor_critic_loss."""
-        c = self.now
-        return actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
+    def targets(self, samples: Samples, value: Tensor) -> tuple[Tensor, Tensor]:
+        """G - b(s), and G."""
+        ends = (samples.terminated, samples.truncated, samples.valid)
+        return_ = discounted_return(samples.reward, value, *ends, self.now.discount)
+        return return_ - value[:-1], return_

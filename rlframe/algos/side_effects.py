@@ -1,12 +1,10 @@
-"""What an update does in Python beside torch's operations, which a record of it would not repeat: draws, counts, and
-attributes that get another tensor.
-"""
+"""Side effects of an update in Python, beside torch's operations, which a record of these would not repeat."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +29,7 @@ class SideEffect(RuntimeError):
 
 @dataclass(frozen=True)
 class _Watched:
-    """Something that Python may change: a generator, or an attribute that is a number or text."""
+    """Something that Python may change: a generator, or an attribute that is plain."""
 
     name: str
     state: Callable[[], Any]
@@ -40,7 +38,7 @@ class _Watched:
 
 
 class Reading(TorchDispatchMode):
-    """Notes which tensors the operations inside are of, and keeps none of them: `ids` tell of those that live on."""
+    """The ids of the tensors that operations inside read; keeps none alive, so whoever asks must hold the tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,8 +63,8 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
     Raises:
         SideEffect: it has changed something.
     """
-    before = [(each, each.state()) for each in _watched(learn)]
     owners = _owners(learn)
+    before = [(each, each.state()) for each in _watched(owners)]
     places = [(owner, named, dict(named)) for owner in owners for named in _attributes(owner)]
     contents = [(name, x, x.copy()) for owner in owners for name, x in _containers(owner)]
     changed: list[_Watched] = []
@@ -138,22 +136,19 @@ def _containers(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _refill(x: Any, before: Any) -> bool:
     """Give a list or dict the entries back that it had; whether it has others."""
-    now, old = (dict(enumerate(each)) if isinstance(each, list) else each for each in (x, before))
-    if list(now) == list(old) and all(a is b or (_is_plain(a) and repr(a) == repr(b)) for a, b in _pairs(now, old)):
+    now, old = (list(each.items() if isinstance(each, dict) else enumerate(each)) for each in (x, before))
+    same = (a is b or (_is_plain(a) and repr(a) == repr(b)) for (_, a), (_, b) in zip(now, old, strict=False))
+    if [key for key, _ in now] == [key for key, _ in old] and all(same):
         return False
     x.clear()
     x.extend(before) if isinstance(x, list) else x.update(before)
     return True
 
 
-def _pairs(one: dict[Any, Any], other: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(one.values(), other.values(), strict=True)
-
-
-def _watched(learn: Callable[..., Any]) -> Iterator[_Watched]:
+def _watched(owners: Sequence[Any]) -> Iterator[_Watched]:
     yield _Watched("NumPy's", np.random.get_state, np.random.set_state)
     yield _Watched("Python's", random.getstate, random.setstate)
-    for owner in _owners(learn):
+    for owner in owners:
         for name, x in getattr(owner, "__dict__", {}).items():
             if isinstance(x, np.random.Generator):
                 bits = x.bit_generator

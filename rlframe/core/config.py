@@ -54,16 +54,14 @@ def cast(key: str, text: str, kind: Any) -> Any:
     Raises:
         ConfigError: it is none.
     """
-    if kind is bool and text in ("true", "false"):
-        return text == "true"
-    is_list = get_origin(kind) in (tuple, list)
-    if is_list and text[:1] + text[-1:] in ("[]", "()"):
+    origin = get_origin(kind)
+    if origin in (tuple, list) and text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1]
     try:
         if kind is int:
             return _count(text)
         with suppress(CastError):
-            if int in get_args(kind) and get_origin(kind) in (Union, UnionType):  # int | None
+            if origin in (Union, UnionType) and int in get_args(kind):  # int | None
                 return _count(text)
         return _simplistic_try_cast(text, kind)
     except CastError as error:

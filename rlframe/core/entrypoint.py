@@ -44,18 +44,18 @@ def _call(function: Callable[..., Any], argv: Sequence[str]) -> int:
 
 def _kinds(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
     """The type of each parameter but *args and **kwargs: as annotated, else that of its default, else str."""
-    found = {}
-    for name, each in signature.parameters.items():
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            found[name] = _kind(function, each)
-    return found
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    single = (
+        each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    )
+    return {each.name: _kind(each, names) for each in single}
 
 
-def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def _kind(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
     hint, default = parameter.annotation, parameter.default
     if isinstance(hint, str):
-        with suppress(Exception):  # a name that is imported for type checkers alone
-            hint = eval(hint, getattr(inspect.unwrap(function), "__globals__", {}))
+        with suppress(NameError, AttributeError):  # it is imported for type checkers alone
+            hint = eval(hint, names)
     if hint is not parameter.empty and not isinstance(hint, str):
         return hint
     if default is None or default is parameter.empty:

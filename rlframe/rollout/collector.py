@@ -18,7 +18,7 @@ from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
 from rlframe.rollout.episodes import EpisodeTracker
 from rlframe.rollout.first_ready import FirstReadyStepper
-from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
+from rlframe.rollout.inference import BatchInference, block_size, check_spaces, empty_agent_outputs, empty_batch
 from rlframe.rollout.stepper import LocalStepper, Stepper, worker_steppers
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.shared import share_zeros
@@ -170,6 +170,7 @@ def worker_collector(
 
     `wait_s`: see FirstReadyStepper, which steps on rows of a single step; inf: every step waits for all.
     """
+    check_spaces(agent, pool.observation_space, pool.action_space)
     waits = wait_s < math.inf
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, 1 if waits else T, pool.n), "rows")
     groups = worker_steppers(pool, shared, n_groups)

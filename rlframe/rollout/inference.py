@@ -269,17 +269,18 @@ def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> 
 def empty_batch(
     observation_space: Space, action_space: Space, agent: Agent, T: int, B: int, first: int = 0
 ) -> BatchBuffer:
-    """Memory in this process for a batch of B environments; `first` is the first one's index over all ranks.
+    """Memory in this process for a batch of B environments; `first` is the first one's index over all ranks."""
+    check_spaces(agent, observation_space, action_space)
+    rows = empty_rows(observation_space, action_space, T, B)
+    return BatchBuffer(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
 
-    Raises:
-        ConfigError: the agent was made for other spaces.
-    """
+
+def check_spaces(agent: Agent, observation_space: Space, action_space: Space) -> None:
+    """Raise ConfigError if the agent was made for other spaces than those of its environments."""
     for name, space in {"observation_space": observation_space, "action_space": action_space}.items():
         own = getattr(agent, name, space)
         if _form(own) != _form(space):
             raise ConfigError(f"the agent has {name}={own}, and the environments have {space}; make it from theirs")
-    rows = empty_rows(observation_space, action_space, T, B)
-    return BatchBuffer(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
 
 
 def _form(space: Space) -> tuple[str, ...]:

@@ -117,8 +117,10 @@ def _run_intervals(
 def _summarize(study: Study, record: StudyRecord) -> None:
     """Print the summary and write summary.csv, if any run has logged a return; of a grid with all runs before it."""
     try:
-        found = read_study(study.directory) if study.search is None and study.population is None else None
-        runs, statuses = (found.planned, found.statuses) if found else (study.runs, record.statuses)
+        runs, statuses = study.runs, record.statuses
+        if study.search is None and study.population is None:
+            found = read_study(study.directory)
+            runs, statuses = found.planned, found.statuses
         results = summarize(runs, statuses)
         if any(result.scores for result in results):
             print(f"\n{format_summary(results)}", flush=True)

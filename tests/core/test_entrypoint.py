@@ -70,6 +70,17 @@ def test_any_function_can_be_one() -> None:
     assert found == [1, 5, False, 1.0, (32, 16), (), 1000, {}]
 
 
+def test_a_name_for_type_checkers_alone_hides_no_other_type() -> None:
+    found: list[object] = []
+
+    def typed(n: "int", x: "float" = 1, out: "Nowhere | None" = None) -> None:  # type: ignore[name-defined]  # noqa: F821
+        found.extend([n, x, out])
+
+    with pytest.raises(SystemExit):
+        rlframe.entrypoint(typed, ["n=1000", "x=0.5", "out=a"])
+    assert found == [1000, 0.5, "a"]
+
+
 def test_lists_may_have_brackets_and_whole_numbers_are_exact() -> None:
     assert called("n_steps=9007199254740993", "hidden=[32,16]") == 0
     assert got["n_steps"] == 9007199254740993

@@ -1,0 +1,132 @@
+"""State that an algorithm names in `saved`: read for a snapshot, set again in a resumed run, and what it leaves out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from rlframe.core.config import nearest
+
+_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | None
+
+_logger = logging.getLogger("rlframe")
+
+
+def check_saved(cls: type) -> None:
+    """Raise TypeError unless the `saved` of a class is a tuple or list, with all names of the classes above."""
+    own = vars(cls).get("saved", ())
+    if not isinstance(own, tuple | list):
+        raise TypeError(f"{cls.__name__}.saved={own!r} must be a tuple of names")
+    names = getattr(cls, "saved", ())
+    for above in cls.__mro__[1:]:
+        if lost := [name for name in vars(above).get("saved", ()) if name not in names]:
+            raise TypeError(
+                f"{cls.__name__}.saved leaves out {', '.join(lost)} of {above.__name__}; "
+                f"write saved = (*{above.__name__}.saved, ...)"
+            )
+
+
+def states_of(owner: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The states of attributes: arrays and plain values.
+
+    Raises:
+        TypeError: one is not there, or has no state.
+    """
+    return {name: _state_of(_part(owner, name), f"{type(owner).__name__}.{name}") for name in names}
+
+
+def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], device: torch.device) -> None:
+    """Set attributes to their saved states; tensors that are made for it are on `device`.
+
+    Raises:
+        TypeError: one is not there.    ValueError: a tensor or array had another shape or another dtype.
+    """
+    for name in names:
+        part, state = _part(owner, name), states[name]
+        if not _load(part, state, f"{type(owner).__name__}.{name}"):
+            setattr(owner, name, tree_map_only(Tensor, lambda x: x.to(device), state))
+
+
+def _part(owner: Any, name: str) -> Any:
+    if name not in vars(owner):
+        own = type(owner).__name__
+        raise TypeError(f"{own}.saved names {name!r}, which {own} does not have{nearest(name, vars(owner))}")
+    return vars(owner)[name]
+
+
+def _state_of(part: Any, name: str) -> Any:
+    if hasattr(part, "state_dict"):
+        return part.state_dict()
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if not isinstance(part, _PLAIN):
+        raise TypeError(
+            f"{name}, which `saved` names, is a {type(part).__name__}, and has no state_dict; a tensor, an array, a "
+            f"number, a list or dict of these, or a generator needs none"
+        )
+    return part
+
+
+def _load(part: Any, state: Any, name: str) -> bool:
+    """Set a part in place to a saved state; False if the state itself takes its place."""
+    if hasattr(part, "load_state_dict"):
+        part.load_state_dict(state)
+    elif isinstance(part, np.random.Generator):
+        part.bit_generator.state = state
+    elif isinstance(part, torch.Generator):
+        _load_generator(part, state)
+    elif isinstance(part, Tensor | np.ndarray) and state is not None:
+        saved: Any = torch.as_tensor(state) if isinstance(part, Tensor) else np.asarray(state)
+        if part.shape != saved.shape or part.dtype != saved.dtype:
+            before, now = (f"{tuple(x.shape)} of {x.dtype}" for x in (saved, part))
+            raise ValueError(f"{name} was saved as {before}, and is {now}")
+        into: Any = part.data if isinstance(part, Tensor) else part
+        into[...] = saved
+    else:
+        return False
+    return True
+
+
+def _load_generator(part: torch.Generator, state: Tensor) -> None:
+    """Set it to a saved state, or to what follows from that of another kind of device."""
+    if state.numel() == part.get_state().numel():
+        part.set_state(state.cpu())
+    else:
+        digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
+        part.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class UnsavedState:
+    """Notices numbers, and tensors changed in place, that training changes although `saved` does not name them."""
+
+    def __init__(self) -> None:
+        self._before: dict[
+            str, tuple[int, float]
+        ] = {}  # for a tensor its id and count of changes, else 0 and the number
+        self._told = False
+
+    def look(self, owner: Any, saved: Sequence[str]) -> None:
+        """Warn, once, of those that differ from what they were at the last look."""
+        now: dict[str, tuple[int, float]] = {}
+        for name in vars(owner).keys() - set(saved):
+            x = vars(owner)[name]
+            if type(x) is Tensor and not x.is_inference():  # which has no count of its changes
+                now[name] = (id(x), x._version)
+            elif type(x) in (int, float):
+                now[name] = (0, x)
+        both = sorted(now.keys() & self._before.keys())
+        changed = [name for name in both if now[name][0] == self._before[name][0] and now[name] != self._before[name]]
+        self._before = now
+        if changed and not self._told:
+            self._told = True
+            names = ", ".join(f"{type(owner).__name__}.{name}" for name in changed)
+            _logger.warning(f"training changes {names}, not in `saved`: a resumed run begins with the first value")
