@@ -57,7 +57,7 @@ def victims(learner: psutil.Popen) -> dict[str, list[psutil.Process]]:
             words = process.cmdline()
             name = words[0] if words else ""
             of_forkserver = "forkserver" in " ".join(process.parent().cmdline())  # type: ignore[union-attr]
-            if name.startswith("ray::Actor"):
+            if name.startswith("ray::SamplerActor"):
                 found["sampler"].append(process)
             elif name.startswith("ray::Shard"):
                 found["replay"].append(process)
