@@ -273,6 +273,8 @@ def _parse(key: str, value: Any, parse: Callable[[str], Any] = parse_value) -> A
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()  # also of a key that is one of a few names: compile=True
     return f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 

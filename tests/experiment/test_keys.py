@@ -162,3 +162,7 @@ def test_keys_that_may_do_nothing_are_fields_beside_values_that_others_can_have(
     for name, (other, values) in getattr(config, "IDLE", {}).items():
         assert name in chz.chz_fields(config)
         assert all((name, other) in idle_keys(config(**{other: value})) for value in values)
+
+
+def test_true_of_python_is_the_word_true_where_a_key_takes_words():
+    assert from_flat({"algo": "ppo", "env": "CartPole-v1", "compile": True, "eval.explore": True}).compile == "true"
