@@ -138,7 +138,7 @@ def _evaluate(argv: list[str]) -> int:
     options = read_options(words)
     runs = [_load(name, options) for name in names]
     if options.out:
-        prepare_output(Path(options.out), "out")
+        prepare_output(Path(options.out))
     if options.dataset:
         _check_dataset(options.dataset, len(runs))
     if options.video:

@@ -53,7 +53,7 @@ def _export(argv: list[str]) -> int:
     names = {Path(out or "policies", f"{each}{_SUFFIX[kind]}"): each for each in several}
     names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
     for file in names:
-        prepare_output(file, "out")
+        prepare_output(file)
     policy = load_policy(path, "cpu", trust, name=name, snapshot=snapshot)
     for file, each in names.items():
         _write(file, kind, policy.of(each))

@@ -167,12 +167,12 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
     if len(runs) == 1 and isinstance(runs[0], str | Path) and (Path(runs[0]) / SEARCH_JOURNAL).is_file():
         search = replace(PlotOptions((Path(runs[0]),), y=y, labels=tuple(labels)), **checked)
-        prepare_output(search.out, "out")
+        prepare_output(search.out)
         draw_search(read_search(search.dirs[0]), search)
         return search.out
     found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
     chosen = replace(PlotOptions((), y=y), **checked).decided(found)
-    prepare_output(chosen.out, "out")
+    prepare_output(chosen.out)
     curves = [make_curve(each, X_COLUMNS[chosen.x], chosen.y, chosen.smooth, chosen.center) for each in found]
     draw(curves, chosen, printable(chosen.title))
     return chosen.out
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _plot(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    prepare_output(options.out, "out")
+    prepare_output(options.out)
     if len(options.dirs) == 1 and (options.dirs[0] / SEARCH_JOURNAL).is_file():
         return _plot_search(options)
     experiments = find_curves(options.dirs, options.labels)

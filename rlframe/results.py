@@ -95,7 +95,7 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
     if files or not named or len(marks) > 1:
         raise ConfigError("name the files of each algorithm, NAME=FILE.csv,FILE.csv..., and at most one at=")
     if out:
-        prepare_output(Path(out), "out")
+        prepare_output(Path(out))
     step = marks[0] if marks else math.nan
     comparison = compare(named, metric, low, high)
     print(_printable(aggregates_table(comparison, step)))

@@ -202,12 +202,9 @@ class ActorAgent(Agent):
         exploration: ActionNoise,
         observation_space: Space,
         action_space: Space,
-        network: ModelConfig,
     ) -> None:
-        """`network`: the config of `model`, also used for the critics."""
         super().__init__()
         self.model, self.policy, self.exploration = with_modes(model), policy, exploration
-        self.network = network
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("random", torch.zeros(()))
         self._samples_if_random = not (policy.size or exploration.samples)  # a choice that is greedy otherwise
@@ -331,6 +328,6 @@ def make_actor_agent(
     exploration.kind = part.kind()
     if exploration.changes and not policy.size:
         raise ConfigError(f"algo.explore={part.kind()} is for Box actions, not {action_space}; use stochastic")
-    agent = ActorAgent(model, policy, exploration, observation_space, action_space, config)
+    agent = ActorAgent(model, policy, exploration, observation_space, action_space)
     agent.model_config = config
     return agent

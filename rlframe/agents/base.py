@@ -94,6 +94,10 @@ class Agent(nn.Module, ABC):
         """Whether it is this agent, or has it among its policies."""
         return any(part is agent for part in self.modules())
 
+    def no_noise(self, lead: tuple[int, ...]) -> Tree:
+        """Noise [*lead, ...] of zeros, with which it acts greedily, in NumPy."""
+        return zeros_like(self.noise(np.random.default_rng(0), ()), lead)
+
     def agents(self) -> dict[str, Agent]:
         """Of several policies, the agent of each by its name; of one policy, none."""
         return {}
@@ -145,8 +149,7 @@ class NoiseBuffer:
     def __init__(self, agent: Agent, T: int, B: int, rngs: Sequence[np.random.Generator]) -> None:
         """`rngs`: one generator per environment.    B: columns, at least len(rngs); the rest stay zero."""
         self.agent, self.T, self.rngs = agent, T, rngs
-        example = agent.noise(np.random.default_rng(0), ())
-        self.arrays = zeros_like(example, (T, B))
+        self.arrays = agent.no_noise((T, B))
         self._write = [writer(map_tree(lambda x, env=env: x[:, env], self.arrays)) for env in range(len(rngs))]
 
     def draw(self) -> None:

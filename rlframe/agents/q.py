@@ -17,7 +17,7 @@ from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target
 from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
+from rlframe.core.spaces import ACTION_MASK, allowed, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array, Samples
 from rlframe.critics import Value
@@ -30,7 +30,6 @@ from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.network import initial_weights
 from rlframe.models.q_network import QModel, QNetwork
-from rlframe.models.views import allowed
 
 
 @dataclass(frozen=True, eq=False)

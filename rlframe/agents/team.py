@@ -176,7 +176,7 @@ def _first_step(agent: Agent, observation_space: Any, action_space: Any) -> Tree
     """Action and info of one row, in NumPy without a leading dimension."""
     observation, action = zeros(observation_space, (1,)), zeros(action_space, (1,))
     inputs = AgentInputs(observation, action, np.zeros(1, np.float32), np.ones(1, bool)).torch()
-    noise = map_tree(torch.from_numpy, zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))
+    noise = map_tree(torch.from_numpy, agent.no_noise((1,)))
     device = next(agent.parameters()).device
     inputs, noise, state = (
         map_tree(lambda x: x.to(device), each) for each in (inputs, noise, agent.initial_state([0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import chz
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from rlframe.agents import ActorAgent
-from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, random_until
+from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, n_step_replay, random_until
 from rlframe.algos.running_deviation import ScaledReturns
 from rlframe.core.config import choice, count, count_or_auto, idle_while, option, positive
 from rlframe.core.errors import ConfigError
@@ -85,7 +84,7 @@ class ActorCriticConfig(OffPolicyConfig):
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         """The replay of these keys."""
-        raise NotImplementedError
+        return n_step_replay(self, agent, batch_spec, seed)
 
     def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
         """The arguments of the algorithm."""
@@ -95,9 +94,8 @@ class ActorCriticConfig(OffPolicyConfig):
 
     def make_critic(self, agent: ActorAgent, seed: int) -> Critic:
         """Critics of the agent's spaces, with networks as the actor's but for model.critic."""
-        return make_critic(
-            agent.observation_space, agent.action_space, self.kind(), agent.network, self.ensemble(), seed
-        )
+        spaces = agent.observation_space, agent.action_space
+        return make_critic(*spaces, self.kind(), agent.model_config, self.ensemble(), seed)
 
 
 class Temperature(nn.Module):
@@ -122,9 +120,8 @@ class OffPolicyActorCritic(OffPolicy):
         exploration: ExplorationSchedule,
         n_steps: int,
         config: Any,
-        unused: Sequence[str] = (),
     ) -> None:
-        super().__init__(agent, replay, exploration, n_steps, config, agent.random.device, unused)
+        super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
         self.critic = critic.to(self.device)
         self.scaled_returns = ScaledReturns(config.discount, config.return_limit, self.device)
 

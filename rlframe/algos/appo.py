@@ -8,8 +8,7 @@ gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-
 
 A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
 `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
-`optimizer_step`, `optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it
-fast, `schedules`, which change numbers during a run, and `models.views`, which says what a network sees.
+`optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

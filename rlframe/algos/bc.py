@@ -6,9 +6,7 @@ sequences.
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `models.actor_critic`,
 `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`,
 `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.sequences`,
-`replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`,
-which change numbers during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a
-network sees, and `replay.arrays` and `replay.frames`, in which rows lie.
+`replay.select` and `core.types`.
 """
 
 from __future__ import annotations

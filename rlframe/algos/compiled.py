@@ -33,7 +33,7 @@ from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.optimizer_step import OptimizerStep, flushing_for
 from rlframe.algos.recorded import CompilerFailed, Learn, NotCompiled, cause, record
 from rlframe.algos.schedules import Schedules
-from rlframe.core.ranks import set_within
+from rlframe.core.context import set_within
 from rlframe.core.struct import Tree, leaves
 from rlframe.kernels.barriers import loops_in_order
 from rlframe.kernels.device import in_bf16

@@ -26,13 +26,13 @@ from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
 from rlframe.core.config import count, idle_while, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
-from rlframe.core.spaces import ACTION_MASK
+from rlframe.core.spaces import ACTION_MASK, allowed
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
-from rlframe.models.views import allowed
 from rlframe.ops.offline import conservative_gap
+from rlframe.ops.q_learning import taken
 from rlframe.replay import Transitions
 
 _MOST_WEIGHT = 1e6  # of a learned weight, as in the authors' code
@@ -146,10 +146,10 @@ class OfAll(Conservative):
 
     def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
         q = self.critic.q(observation)  # [critics, n, A]
-        taken = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
+        of_allowed = q
         if self.policy.masked:
-            q = q.masked_fill(~allowed(observation[ACTION_MASK]), -torch.inf)
-        return conservative_gap(q, taken)
+            of_allowed = q.masked_fill(~allowed(observation[ACTION_MASK]), -torch.inf)
+        return conservative_gap(of_allowed, taken(q, batch.action))
 
 
 class CQL(sac.SAC):

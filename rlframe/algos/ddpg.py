@@ -7,10 +7,7 @@ with those of TD3, each on its own.
 
 A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
 `models.actor`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and
-`kernels`, which only make it fast, `schedules`, which change numbers during a run, `replay_ratio`, which says when an
-update is due, `models.views`, which says what a network sees, and `replay.arrays` and `replay.frames`, in which rows
-lie.
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -138,7 +135,7 @@ class DDPG(OffPolicyActorCritic):
             ValueError: a number of `config` is out of range.
         """
         c = config or Config()
-        super().__init__(agent, critic, replay, exploration, n_steps, c, () if c.prioritized else ("beta",))
+        super().__init__(agent, critic, replay, exploration, n_steps, c)
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(
                 f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"

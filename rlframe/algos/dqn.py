@@ -8,10 +8,7 @@ Beyond it: implicit quantiles (IQN, Dabney et al. 2018, arXiv 1806.06923) and so
 
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and
-`kernels`, which only make it fast, `schedules`, which change numbers during a run, `replay_ratio`, which says when an
-update is due, `models.views`, which says what a network sees, and `replay.arrays` and `replay.frames`, in which rows
-lie.
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.offline import conservative_gap
-from rlframe.ops.q_learning import log_policy_bonus, soft_values
+from rlframe.ops.q_learning import log_policy_bonus, soft_values, taken
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, Transitions
 
@@ -183,7 +180,7 @@ class DQN(QLearning):
             ConfigError, ValueError: a number of `config` is out of range.
         """
         c, device = config or Config(), agent.exploration.level.device
-        super().__init__(agent, replay, exploration, n_steps, c, device, () if c.prioritized else ("beta",), seed)
+        super().__init__(agent, replay, exploration, n_steps, c, device, seed)
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
@@ -215,7 +212,7 @@ class DQN(QLearning):
     def tau(self, batch: Transitions, network: int) -> tuple[Tensor, ...]:
         """The fractions [n, n_atoms] drawn for the online network (0), the target at the next row (1) or at this (2).
 
-        None, unless quantiles are implicit.
+        (), unless quantiles are implicit.
         """
         return (batch.drawn[:, network],) if self.config.value == "implicit" else ()
 
@@ -241,8 +238,7 @@ class DQN(QLearning):
 
     def _gap(self, q: Tensor, batch: Transitions) -> Tensor:
         """log Σ exp Q(s, .) over allowed actions, less Q(s, a), [n] of Q [n, A]   (Kumar et al. 2020, eq. 4)."""
-        taken = q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-        return conservative_gap(self.agent.of_allowed(q, batch.inputs), taken)
+        return conservative_gap(self.agent.of_allowed(q, batch.inputs), taken(q, batch.action))
 
     @torch.no_grad()
     def soft_returns(self, batch: Transitions) -> Tensor:

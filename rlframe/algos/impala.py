@@ -5,8 +5,7 @@ that samples and learns in turn, every ratio is 1 and this is A2C with n-step re
 
 A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
 `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
-`optimizer_step`, `optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it
-fast, `schedules`, which change numbers during a run, and `models.views`, which says what a network sees.
+`optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

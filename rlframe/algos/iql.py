@@ -5,9 +5,7 @@ https://arxiv.org/abs/2110.06169. No value of an action that is not in the data 
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `critics.base`, `critics.values`,
 `models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`,
 `ops.q_learning`, `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`,
-`replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`,
-which change numbers during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a
-network sees, and `replay.arrays` and `replay.frames`, in which rows lie.
+`replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -33,9 +31,11 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
 from rlframe.critics import Critic, ExpectedValue, make_critic
+from rlframe.critics.values import of_actions
 from rlframe.distributions import executed
 from rlframe.models import ModelConfig
 from rlframe.ops.offline import advantage_weight, expectile_loss
+from rlframe.ops.q_learning import taken
 from rlframe.replay import NStep, Replay, Transitions
 
 
@@ -136,12 +136,10 @@ class IQL(FromReplay):
         """Q_i(s, a) [critics, n, 1]."""
         if not self.chooses:
             return self.critic(observation, action)
-        of_all = self.critic(observation)  # [critics, n, A, 1]
-        return of_all.gather(-2, action.expand(len(of_all), -1)[..., None, None]).squeeze(-2)
+        return of_actions(self.critic(observation), action)
 
     def _target_q(self, observation: Tree, action: Tensor) -> Tensor:
         """min_i Q'_i(s, a) [n], by the target critics."""
         if not self.chooses:
             return self.critic.target_q(observation, action).amin(0)
-        of_all = self.critic.target_q(observation)  # [critics, n, A]
-        return of_all.gather(-1, action.expand(len(of_all), -1)[..., None]).squeeze(-1).amin(0)
+        return taken(self.critic.target_q(observation), action).amin(0)

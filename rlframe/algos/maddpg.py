@@ -75,7 +75,7 @@ class Config(ddpg.Config):
         value, view = self.kind(), CentralView(agent.observation_space, agent.action_space, n_agents)
         actions = side_by_side(agent.action_space, n_agents)
         with initial_weights(seed_int(seed, Role.CRITIC)):
-            networks = ActionNetworks(view.space, actions, value.n_atoms, agent.network, self.n_critics)
+            networks = ActionNetworks(view.space, actions, value.n_atoms, agent.model_config, self.n_critics)
         return Critic(CentralNetworks(networks, view), value, self.ensemble())
 
     def make_joint(

@@ -5,9 +5,7 @@ NeurIPS 31, https://papers.nips.cc/paper/7866. With beta=0 it is behaviour cloni
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `models.actor_critic`,
 `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`, `ops.returns`,
 `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.returns_to_go`, `replay.select` and
-`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`, which change numbers
-during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a network sees, and
-`replay.arrays` and `replay.frames`, in which rows lie.
+`core.types`.
 """
 
 from __future__ import annotations

@@ -86,13 +86,12 @@ class FromReplay(Algorithm):
         n_steps: int,
         config: Any,
         device: torch.device,
-        unused: Sequence[str] = (),
     ) -> None:
-        """`n_steps`: env_steps of the run, over which schedules go.    unused: schedules that are not logged."""
+        """`n_steps`: env_steps of the run, over which schedules go."""
         self.agent, self.replay, self.config = agent, replay, config
         self.device, self.progress = device, Progress()
         self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts)
-        self.schedules = Schedules(config, n_steps, self.progress, device, unused)
+        self.schedules = Schedules(config, n_steps, self.progress, device)
         self.now = self.schedules.now
 
     def rows_of_update(self) -> int:
@@ -172,10 +171,9 @@ class OffPolicy(FromReplay):
         n_steps: int,
         config: Any,
         device: torch.device,
-        unused: Sequence[str] = (),
     ) -> None:
         """As FromReplay; `exploration`: sets the level by env_steps."""
-        super().__init__(agent, replay, n_steps, config, device, unused)
+        super().__init__(agent, replay, n_steps, config, device)
         self.exploration = exploration
         self.moves = TargetMoves(config.target_interval_steps, self.progress)
 
@@ -224,11 +222,10 @@ class QLearning(OffPolicy):
         n_steps: int,
         config: Any,
         device: torch.device,
-        unused: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
         """As OffPolicy; `seed`, the run's root seed, decides what updates draw."""
-        super().__init__(agent, replay, exploration, n_steps, config, device, unused)
+        super().__init__(agent, replay, exploration, n_steps, config, device)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers, for example
 
     def start_exploring(self) -> None:

@@ -5,8 +5,7 @@ many environments and Q(λ) returns take their place.
 
 A gradient step is read here and in `on_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
-`optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast,
-`schedules`, which change numbers during a run, and `models.views`, which says what a network sees.
+`optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
 from rlframe.models.views import check_not_privileged
 from rlframe.ops.policy_gradient import explained_variance, masked_mean
+from rlframe.ops.q_learning import taken
 from rlframe.ops.returns import q_lambda_return
 from rlframe.optimizers import OptimizerConfig, optimizer
 
@@ -167,7 +167,7 @@ class PQN(OnPolicyEpochs):
         """One gradient step on a minibatch."""
         rows, state = inputs
         values, _ = self.agent(rows.inputs, state)
-        q = self.agent.kind.q(values).gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
+        q = taken(self.agent.kind.q(values), rows.action)
         loss = self.loss(q, rows)
         norm = self.optimizer.minimize(loss, rows, rows.valid)
         return {"loss": loss.detach(), "q": masked_mean(q.detach(), rows.valid), "grad_norm": norm}

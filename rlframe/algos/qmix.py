@@ -41,7 +41,7 @@ from rlframe.models.central import CentralView, where_present
 from rlframe.models.encoders import feature_size
 from rlframe.models.network import initial_weights
 from rlframe.models.q_network import QModel
-from rlframe.ops.q_learning import td_loss
+from rlframe.ops.q_learning import taken, td_loss
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayConfig, Transitions, replay
 
@@ -215,6 +215,6 @@ class QMIX(QLearning):
     def q_tot(self, mixer: Mixer, values: Tensor, action: Tensor, inputs: AgentInputs) -> Tensor:
         """Q_tot(s, u) [N] of actions u [N, n]; agents that are not present contribute 0."""
         here, observation = present(inputs.observation), inputs.observation[OBSERVATION]
-        q = where_present(values.gather(-1, action.unsqueeze(-1)).squeeze(-1), here)
+        q = where_present(taken(values, action), here)
         mixed: Tensor = mixer(q, self.agent.model.normalized(observation), here)
         return mixed

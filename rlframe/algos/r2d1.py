@@ -8,9 +8,7 @@ state is reset and the rows that do not count are masked.
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.memory`, `ops.returns`, `models.encoders`, `models.network`, `ops.q_learning`,
 `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select` and
-`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`, which change numbers
-during a run, `replay_ratio`, which says when an update is due, `models.views`, which says what a network sees, and
-`replay.arrays` and `replay.frames`, in which rows lie.
+`core.types`.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from rlframe.critics import ExpectedValue
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.views import check_not_privileged
-from rlframe.ops.q_learning import rescale, td_loss, unscale
+from rlframe.ops.q_learning import rescale, taken, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import FixedSequence, Replay, ReplayConfig, Sequences, replay
@@ -152,8 +150,7 @@ class R2D1(QLearning):
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
         c, numbers = config or Config(), torch.device("cpu")  # its schedules are not read by a CUDA graph
-        unused = () if c.prioritized else ("beta",)
-        super().__init__(agent, replay, exploration, n_steps, c, numbers, unused, seed)
+        super().__init__(agent, replay, exploration, n_steps, c, numbers, seed)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
@@ -201,11 +198,11 @@ class R2D1(QLearning):
         with torch.no_grad():
             next_values = self._values(self.target, batch)
             chooser = values if c.double else next_values
-            best = self.agent.best(chooser, batch.inputs[c.burn_in :]).unsqueeze(-1)
-            next_q = next_values.gather(-1, best).squeeze(-1).gather(0, index)
+            best = self.agent.best(chooser, batch.inputs[c.burn_in :])
+            next_q = taken(next_values, best).gather(0, index)
             target = return_ + bootstrap * (unscale(next_q) if c.rescale else next_q)
             target = rescale(target) if c.rescale else target
-        q = values[:-1].gather(-1, batch.action[learned].unsqueeze(-1)).squeeze(-1)
+        q = taken(values[:-1], batch.action[learned])
         loss, error = td_loss(q, target, c.huber_delta)
         valid = batch.valid[learned]
         n_valid = valid.sum(0).clamp(min=1)

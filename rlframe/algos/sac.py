@@ -6,10 +6,7 @@ Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou,
 
 A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
 `models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`, `optimizer_step`,
-`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip
-`compiled`, `cuda_graph` and `kernels`, which only make it fast, `schedules`, which change numbers during a run,
-`replay_ratio`, which says when an update is due, `models.views`, which says what a network sees, and `replay.arrays`
-and `replay.frames`, in which rows lie.
+`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic,
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import n_step_replay, soft_update
+from rlframe.algos.off_policy import soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import choice, count, fraction, idle_while, option, positive
@@ -41,6 +38,7 @@ from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
 from rlframe.critics import Critic, Ensemble
+from rlframe.critics.values import of_actions
 from rlframe.exploration import NOISE_KINDS, SAMPLE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
@@ -101,9 +99,6 @@ class Config(ActorCriticConfig):
 
     def ensemble(self) -> Ensemble:
         return replace(super().ensemble(), policy_from=self.policy_from)
-
-    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
         return SAC(*self.parts(agent, batch_spec, n_steps, seed))
@@ -190,7 +185,7 @@ class Discrete(SoftValue):
         of_all, next_values = self.critic.with_next(observations[:1], observations[1:])  # [k, n, A, 1]
         next_q = self.critic.value.q(next_values).amin(0)
         next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1, keepdim=True).detach()
-        values = of_all.gather(-2, batch.action.expand(len(of_all), -1)[..., None, None]).squeeze(-2)
+        values = of_actions(of_all, batch.action)
         loss = self.critic.loss(values, next_value, batch.return_, batch, self.config.target_clip)
         return loss, {"loss": loss, "q": self.critic.value.q(values.detach()).mean()}
 

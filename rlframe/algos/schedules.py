@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlframe.algos.base import Progress
+from rlframe.core.config import idle_fields
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill
 
@@ -33,16 +34,15 @@ class Schedules:
         n_steps: float,
         progress: Progress,
         device: torch.device | str = "cpu",
-        unused: Sequence[str] = (),
     ) -> None:
         """Args:
         config: a chz class, or any object with attributes.    n_steps: env_steps of the run.
-        device: where losses are computed.    unused: fields that these settings make no use of, not logged.
+        device: where losses are computed.
         """
         names = list(chz.chz_fields(config)) if chz.is_chz(config) else list(vars(config))
         fields = {name: getattr(config, name) for name in names}
         self.config, self.n_steps, self.progress, self.device = config, n_steps, progress, torch.device(device)
-        given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name not in unused}
+        given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name not in idle_fields(config)}
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
         self.compiles = True  # no function of these numbers has failed to compile

@@ -216,7 +216,7 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
             with other numbers. Nothing is written then.
     """
     for each in (out, out.with_suffix(".json")):
-        prepare_output(each, "out")
+        prepare_output(each)
     with in_turn(out.parent):
         return _add_runs(dirs, out, columns, note, partial)
 

@@ -221,6 +221,12 @@ def idle_while(*names: str, **values: Any) -> dict[str, tuple[str, tuple[Any, ..
     return dict.fromkeys(names, (other, given if isinstance(given, tuple) else (given,)))
 
 
+def idle_fields(config: Any) -> dict[str, str]:
+    """Fields that do nothing beside the value of another field, as their class says in `IDLE`; and that other."""
+    idle: dict[str, tuple[str, tuple[Any, ...]]] = getattr(config, "IDLE", {})
+    return {name: other for name, (other, values) in idle.items() if getattr(config, other) in values}
+
+
 def number(default: float, doc: str, low: float = 0.0, infinite: bool = False, high: float = math.inf) -> Any:
     """A field for a number from `low` to `high`; NaN only if that is the default; `infinite`, or so too, also inf."""
     check = within(low, high, infinite=infinite or default == math.inf, nan=math.isnan(default))

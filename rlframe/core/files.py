@@ -118,13 +118,13 @@ def check_in_place(file: IO[Any]) -> None:
         raise RecordError(f"{file.name} was deleted or replaced during the run; nothing more can be recorded in it")
 
 
-def prepare_output(path: Path, key: str) -> None:
-    """Make the folder of a file that a command is to write, and check that the file can be written there.
+def prepare_output(path: Path) -> None:
+    """Make the folder of the file that a command is to write by `out=`, and check that it can be written there.
 
     Raises:
         ConfigError: it cannot, or is a link, whose target a run directory of another person may have chosen.
     """
-    remedy = f"{key}={path} cannot be written: {{}}; name another file"
+    remedy = f"out={path} cannot be written: {{}}; name another file"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if _is_written_in_place(path):

@@ -4,25 +4,15 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from rlframe.core.context import set_within
 from rlframe.core.errors import ReadableError
-
-_T = TypeVar("_T")
-
-
-@contextmanager
-def set_within(variable: ContextVar[_T], value: _T) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 class RankLost(ReadableError):

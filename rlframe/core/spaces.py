@@ -131,6 +131,18 @@ def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]
     return parts
 
 
+def allowed(mask: Any) -> Any:
+    """The allowed actions [..., n] as bools, of a mask of Discrete actions in NumPy or torch."""
+    some = mask != 0
+    return some | ~some.any(-1)[..., None]
+
+
+def nth_allowed(mask: Any, drawn: Any) -> Any:
+    """The allowed action with the number drawn modulo the number of allowed ones; [...] of masks [..., n]."""
+    counts = allowed(mask).cumsum(-1)  # of allowed actions up to each
+    return (counts <= (drawn % counts[..., -1])[..., None]).sum(-1)
+
+
 def without(observation_space: Space, *entries: str) -> Space:
     """A Dict of the other entries of a Dict of observations, or the only other one."""
     assert isinstance(observation_space, spaces.Dict)

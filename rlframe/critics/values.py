@@ -71,9 +71,10 @@ class Value(ABC):
 
 
 def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """Values [n, n_atoms] of one action [n] per row, from the values of all actions [n, A, n_atoms]."""
-    index = action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
-    return values.gather(1, index).squeeze(1)
+    """Values [..., n, n_atoms] of one action [n] per row, from the values of all actions [..., n, A, n_atoms]."""
+    *rows, _, n_atoms = values.shape
+    index = action.expand(rows)[..., None, None].expand(*rows, 1, n_atoms)
+    return values.gather(-2, index).squeeze(-2)
 
 
 class ExpectedValue(Value):

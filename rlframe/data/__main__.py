@@ -86,7 +86,7 @@ def _describe(names: list[str], words: KeyValues) -> None:
     words.check_unknown()
     datasets = _opened(names, 1)
     if out:
-        prepare_output(Path(out), "out")
+        prepare_output(Path(out))
     found = {}
     for dataset in datasets:
         found[dataset.name] = tools.describe(dataset)

@@ -47,7 +47,7 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     for policy in policies:
         check_methods(methods, policy)
     if out:
-        prepare_output(Path(out), "out")
+        prepare_output(Path(out))
     found = []
     for name, run, policy in zip(names, runs, policies, strict=True):
         episodes = load_episodes(dataset, run.observation_space, run.action_space)

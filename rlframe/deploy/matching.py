@@ -56,7 +56,7 @@ def play_runs(names: Sequence[str], words: KeyValues) -> int:
     if n_episodes < 1:
         raise ConfigError(f"n_episodes={n_episodes} must be at least 1")
     if out:
-        prepare_output(Path(out), "out")
+        prepare_output(Path(out))
     runs = {
         name: load_trained(choose_snapshot(Path(name), snapshot), device, trust)
         for name in names

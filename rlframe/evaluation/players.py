@@ -11,7 +11,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos.evolution import Generation, flat_parameters
-from rlframe.core.struct import Tree, as_numpy, leaves, write, writer, zeros_like
+from rlframe.core.struct import Tree, as_numpy, leaves, write, writer
 from rlframe.core.types import AgentInputs, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import fixed_backend
@@ -163,7 +163,7 @@ class EpisodePlayer:
         self._pairs = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
         self._act = CpuInference(agent, inputs[0], agent.initial_state([0]))
         self._inputs = [self._act.view(inputs[t]) for t in range(_CHUNK)]
-        self._noise = self._act.view(zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))  # acts greedily
+        self._noise = self._act.view(agent.no_noise((1,)))
         self._observed = _normalised(agent, rows.observation)
 
     def play(self, population: Generation, claims: np.ndarray, worker: int, n_workers: int, stop: Stop) -> list[Played]:

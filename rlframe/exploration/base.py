@@ -367,7 +367,7 @@ class ExplorationSchedule:
     def least_exploring(self, env_steps: int) -> range:
         """Of this rank's environments those with the lowest levels: of an eighth of all, at least one.
 
-        None if all have the same level. Indices count from this rank's first environment.
+        None of them if all have the same level. Indices count from this rank's first environment.
         """
         if self.first(env_steps) == self.last(env_steps):
             return range(0)

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.spaces import ACTION_MASK
+from rlframe.core.spaces import ACTION_MASK, nth_allowed
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.exploration.base import HIGHEST, ExploreConfig, ExploreState, QExploration, last
-from rlframe.models.views import nth_allowed
 
 _TINY = 1e-30  # of a temperature
 _MANY = 1 << 31  # so large that the remainder of a uniform integer below it is uniform too

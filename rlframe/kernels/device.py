@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlframe.core.context import set_within
 from rlframe.core.errors import ConfigError
 
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -148,14 +149,9 @@ def flushing_denormals() -> Iterator[None]:
 _recording: ContextVar[bool] = ContextVar("rlframe_records", default=False)
 
 
-@contextmanager
-def recording() -> Iterator[None]:
+def recording() -> AbstractContextManager[None]:
     """Context in which an update is recorded as a graph: values are not looked at, and steps are equations."""
-    token = _recording.set(True)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
+    return set_within(_recording, True)
 
 
 def is_recording() -> bool:

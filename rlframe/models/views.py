@@ -11,7 +11,6 @@ that allows everything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -137,15 +136,3 @@ def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
 def masked_logits_numpy(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """The same in NumPy."""
     return np.where(mask != 0, logits, np.float32(FORBIDDEN))
-
-
-def allowed(mask: Any) -> Any:
-    """The allowed actions [..., n] as bools, of a mask of Discrete actions in NumPy or torch."""
-    some = mask != 0
-    return some | ~some.any(-1)[..., None]
-
-
-def nth_allowed(mask: Any, drawn: Any) -> Any:
-    """The allowed action with the number drawn modulo the number of allowed ones; [...] of masks [..., n]."""
-    counts = allowed(mask).cumsum(-1)  # of allowed actions up to each
-    return (counts <= (drawn % counts[..., -1])[..., None]).sum(-1)

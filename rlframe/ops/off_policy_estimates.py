@@ -104,8 +104,8 @@ def mean_ratio(log_ratio: Array) -> float:
     return float(_ratio(log_ratio)[:, -1].mean())
 
 
-def normal_interval(terms: Terms, level: float = 0.95, variance: float = 0.0) -> tuple[float, float]:
-    """The estimate -+ z √(s² / n + variance), where s² is the variance of the influence (the delta method).
+def normal_interval(terms: Terms, variance: float = 0.0) -> tuple[float, float]:
+    """95 %: the estimate -+ z √(s² / n + variance), where s² is the variance of the influence (the delta method).
 
     With recorded probabilities it covers as often as percentile and BCa intervals of the bootstrap, at no cost
     (docs/guides/estimates.md).
@@ -113,7 +113,7 @@ def normal_interval(terms: Terms, level: float = 0.95, variance: float = 0.0) ->
     `variance`: of what differs from dataset to dataset beside.
     """
     influence = terms.influence()
-    half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(influence.var(ddof=1) / len(influence) + variance)
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(influence.var(ddof=1) / len(influence) + variance)
     return terms.value() - half, terms.value() + half
 
 

@@ -58,12 +58,14 @@ def mean_weights(valid: Tensor) -> Tensor:
     return valid / valid.sum(-1, keepdim=True).clamp(min=1)
 
 
+_EPSILON = 1e-8  # of a standard deviation
+
+
 def masked_normalize(
     x: Tensor,
     valid: Tensor,
     total: Callable[[Tensor], Tensor] = lambda x: x,
     dim: int | None = None,
-    epsilon: float = 1e-8,
 ) -> Tensor:
     """(x - mean) / (std + ε) with mean and population std over valid rows; 0 on the others.
 
@@ -76,7 +78,7 @@ def masked_normalize(
     sum_, n = total(sums).unbind()
     n = n.clamp(min=1)
     centred = torch.where(valid, x - sum_ / n, 0.0)
-    return centred / ((total(centred.square().sum(dim, keepdim=True)) / n).sqrt() + epsilon)
+    return centred / ((total(centred.square().sum(dim, keepdim=True)) / n).sqrt() + _EPSILON)
 
 
 @torch.no_grad()

@@ -12,6 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def taken(q: Tensor, action: Tensor) -> Tensor:
+    """Q(s, a) [..., n] of the actions a [n] that were taken, of Q(s, .) [..., n, A]."""
+    return q.gather(-1, action.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
 def expected_loss(
     q: Tensor, action: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor, huber_delta: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -22,9 +27,9 @@ def expected_loss(
     Args:
         q: [n, A] or [n, A, 1] of all actions.    action: [n] int64.    target_q: [n] of the next action.
     """
-    taken = q.flatten(1).gather(1, action.unsqueeze(1)).squeeze(1)
-    loss, error = td_loss(taken, torch.addcmul(return_, bootstrap, target_q.detach()), huber_delta)
-    return loss, error, taken.detach()
+    q = taken(q.flatten(1), action)
+    loss, error = td_loss(q, torch.addcmul(return_, bootstrap, target_q.detach()), huber_delta)
+    return loss, error, q.detach()
 
 
 def td_loss(q: Tensor, target: Tensor, huber_delta: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -145,8 +150,8 @@ def soft_values(values: Tensor, q: Tensor, temperature: float) -> Tensor:
 
 def log_policy_bonus(q: Tensor, action: Tensor, temperature: float, least: float) -> Tensor:
     """max(τ ln π(a|s), least) [n], π = softmax(Q / τ), of the actions taken [n]; arguments as in `soft_values`."""
-    log_policy = (q / temperature).log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-    return (temperature * log_policy).clamp(min=least)
+    log_policy = (q / temperature).log_softmax(-1)
+    return (temperature * taken(log_policy, action)).clamp(min=least)
 
 
 _EPSILON = 1e-3  # of Kapturowski et al. 2019: keeps the inverse Lipschitz

@@ -18,8 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rlframe.core.context import set_within
 from rlframe.core.files import is_in_place, open_to_append
-from rlframe.core.ranks import set_within
 from rlframe.record.metrics import step_of
 
 LEVELS = ("DEBUG", "INFO", "WARNING")

@@ -17,9 +17,10 @@ import numpy as np
 import pyprojroot
 
 from rlframe.core.arguments import checked
+from rlframe.core.context import set_within
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
-from rlframe.core.ranks import current_ranks, set_within
+from rlframe.core.ranks import current_ranks
 from rlframe.record import metrics
 from rlframe.record.directory import check_directory, run_directory
 from rlframe.record.loggers import DEFAULT_LOGGERS, find_loggers

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlframe.core.context import set_within
 from rlframe.core.errors import shortened
-from rlframe.core.ranks import set_within
 from rlframe.core.reduction import LARGEST, Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlframe.core.spaces import ACTION_MASK
+from rlframe.core.spaces import ACTION_MASK, allowed
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import Array, Samples
 from rlframe.ops.returns import n_step_return
@@ -216,8 +216,7 @@ class InitialPriorities:
         q = as_numpy(samples.info.q)  # type: ignore[attr-defined]  # QInfo
         observation, choices = samples.inputs.observation, q
         if isinstance(observation, Mapping) and ACTION_MASK in observation:
-            allowed = as_numpy(observation[ACTION_MASK])[:-1] != 0
-            choices = np.where(allowed | ~allowed.any(-1, keepdims=True), q, -np.inf)
+            choices = np.where(allowed(as_numpy(observation[ACTION_MASK])[:-1]), q, -np.inf)
         unknown = np.full((start - self._end, q.shape[1]), np.nan, np.float32)  # nothing acted between the batches
         write_rows(self._best, self._end, unknown)
         write_rows(self._best, start, choices.max(-1))

@@ -38,15 +38,14 @@ class EpisodeStatistic(ABC):
 class EpisodeTracker:
     """Adds up the return and length of every environment's running episode, batch by batch."""
 
-    def __init__(self, n: int, discount: float = 1.0) -> None:
-        """`discount`: of `Trajectory.discounted_return`."""
+    def __init__(self, n: int) -> None:
         self.return_, self.discounted = np.zeros(n), np.zeros(n)
         self.length, self.nonzero = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.age = np.zeros(n, np.int64)  # rows of the running episode, those without a step too
         self.partial = np.zeros(n, bool)  # the agent did not take all steps of the running episode
         self.finished: list[Trajectory] = []
         self.statistics: list[list[EpisodeStatistic]] = [[] for _ in range(n)]  # of each environment
-        self._discount, self._makers = discount, list[Callable[[], EpisodeStatistic]]()
+        self._discount, self._makers = 1.0, list[Callable[[], EpisodeStatistic]]()
         self._factor: np.ndarray = np.ones(n)  # discount ** length
         self._powers: np.ndarray = np.ones(0)
 

@@ -18,7 +18,7 @@ from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
-from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.transfer import Packed
 from rlframe.models import numpy_inference
@@ -259,7 +259,7 @@ def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> 
     device = next(agent.parameters()).device
     row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0, :1].torch().to(device)
     state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids[:1]))
-    noise = map_tree(torch.from_numpy, zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))
+    noise = map_tree(torch.from_numpy, agent.no_noise((1,)))
     step = agent.step(row, state, map_tree(lambda x: x.to(device), noise))
     initial = map_tree(lambda x: np.array(as_numpy(x)), agent.initial_state(env_ids))
     info = map_tree(lambda x: np.zeros((rows.T, rows.B, *x.shape[1:]), as_numpy(x).dtype), step.info)
@@ -311,7 +311,7 @@ def rows_keep_their_bits(agent: Agent, observation_space: Space, action_space: S
     n, rng = min(-(-n // BLOCK) * BLOCK, _MOST), np.random.default_rng(0)
     observation, action = _random(observation_space, n, rng), zeros(action_space, (n,))
     inputs = AgentInputs(observation, action, np.zeros(n, np.float32), np.zeros(n, bool))
-    noise = zeros_like(agent.noise(rng, ()), (n,))
+    noise = agent.no_noise((n,))
 
     def acted(size: int) -> list[np.ndarray]:
         parts = []

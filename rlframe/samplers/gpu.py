@@ -72,11 +72,6 @@ class GpuSampler(LocalInferenceSampler):
                 f"sampler.wait_s={wait_s:g} is for policies without memory, which would see rows in which an "
                 f"environment waits; use model.memory=none or leave it out"
             )
-        if not 1 <= n_groups <= len(envs.workers):
-            raise ConfigError(
-                f"sampler.n_groups={n_groups} must be from 1 to sampler.n_workers={len(envs.workers)}: "
-                f"each group needs a worker"
-            )
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
         made = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first, wait_s, collector)

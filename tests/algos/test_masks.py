@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlframe.agents import Agent, make_policy_agent, make_q_agent
 from rlframe.algos import dqn, ppo, pqn, r2d1, sac
+from rlframe.core.spaces import nth_allowed
 from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.critics import CategoricalValue, ExpectedValue, ImplicitValue, QuantileValue
@@ -20,7 +21,7 @@ from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
-from rlframe.models.views import FORBIDDEN, masked_logits, nth_allowed
+from rlframe.models.views import FORBIDDEN, masked_logits
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import cpu, serial
 from tests.variants import variants

@@ -93,9 +93,10 @@ def test_episodes_are_the_same_however_batches_cut_them(T: int, statistics: tupl
 
 
 def test_a_restarted_environment_starts_its_sums_anew() -> None:
-    tracker = EpisodeTracker(2, DISCOUNT)
+    tracker, again = EpisodeTracker(2), EpisodeTracker(2)
+    for each in (tracker, again):
+        each.follow(DISCOUNT, ())
     tracker.update(rows(0, 3), [])
-    again = EpisodeTracker(2, DISCOUNT)
     again.load(tracker.state(), np.array([True, False]))
     again.update(rows(3, 6), [])
     first, second = again.pop()
