@@ -3,6 +3,7 @@
 import functools
 import logging
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,15 @@ def one_line(value: object, n: int = 200) -> str:
 def describe(error: BaseException) -> str:
     """An exception of foreign code in one short line."""
     return f"{type(error).__name__}: {shortened(str(error))}".replace("\n", " ")
+
+
+def describe_import(module: str, error: Exception) -> str:
+    """What importing a module raised, and in which line of which file, as one line."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+    known = isinstance(error, SyntaxError) or not lines  # or its text says where
+    where = "" if known else f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})"
+    text = shortened(str(error), 500).replace("\n", " ")
+    return f"importing {module} raised {type(error).__name__}: {text}{where}"
 
 
 def qualified_name(cls: type) -> str:

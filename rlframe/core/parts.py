@@ -21,7 +21,7 @@ from chz.mungers import Munger
 from chz.tiepin import CastError
 
 from rlframe.core.config import key_of, nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, ReadableError, describe_import
 from rlframe.core.objects import ObjectName, name_of, others_beside
 from rlframe.core.schedule import Schedule
 
@@ -321,16 +321,14 @@ def find_module(name: str, package: str) -> ModuleType:
         ConfigError: there is no such module.
     """
     if name.endswith(".py"):
-        return _load_file(Path(name))
+        return _imported(name)
     known = module_names(package)
     target = f"{package}.{name.lower()}" if name.lower() in known else name
     if "." not in target or not all(part.isidentifier() for part in target.split(".")):
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){nearest(name, known)}")
     try:
-        return importlib.import_module(target)
+        return _imported(target)
     except ModuleNotFoundError as error:
-        if error.name and not f"{target}.".startswith(f"{error.name}."):
-            raise
         raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
 
 
@@ -350,13 +348,10 @@ def find_attribute(name: str, key: str) -> Any:
     if not module_name:
         raise ConfigError(f"{f'{key}=' * bool(key)}{name} must be written {form}")
     try:
-        is_file = module_name.endswith(".py")
-        module = _load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        module = _imported(module_name)
     except ConfigError as error:
-        raise ConfigError(f"{at}{error}") from None
+        raise ConfigError(f"{at}{error}") from error.__cause__
     except ModuleNotFoundError as error:
-        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
-            raise
         raise ConfigError(f"{at}{error}; write {form}") from None
     found = vars(module)
     if attribute not in found:
@@ -381,6 +376,22 @@ def module_names(package: str) -> list[str]:
 def _modules_in(folder: str) -> list[str]:
     paths = Path(folder).glob("*.py")
     return sorted(path.stem for path in paths if "\nclass Config" in path.read_text(encoding="utf-8"))
+
+
+def _imported(name: str) -> ModuleType:
+    """The module of this dotted name, or of this file.
+
+    Raises:
+        ConfigError: importing it raised an exception.    ModuleNotFoundError: there is none.
+    """
+    try:
+        return _load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except ReadableError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(describe_import(name, error)) from error
 
 
 def _load_file(path: Path) -> ModuleType:

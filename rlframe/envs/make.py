@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlframe.core.arguments import checked
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, describe_import
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
@@ -291,7 +291,7 @@ def _import(id_: str, module: str) -> Any:
             raise ConfigError(_install_message(id_, _EXTRAS[error.name])) from error
         raise ConfigError(f"env={id_}: {error}; write package.module:callable with an importable module") from error
     except Exception as error:
-        raise ConfigError(f"env={id_}: importing {module} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"env={id_}: {describe_import(module, error)}") from error
 
 
 def _register_plugins(namespace: str) -> None:

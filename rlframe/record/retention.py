@@ -93,6 +93,11 @@ class SnapshotPolicy:
             )
 
 
+def is_of(row: Mapping[str, float], env_steps: int, updates: int) -> bool:
+    """Whether a row of the log is of these env_steps and, where they are counted, updates, as far as it says."""
+    return row.get("env_steps", env_steps) == env_steps and updates in (0, row.get("updates", updates))
+
+
 class Retention:
     """Owns a run's `snapshot` directory and its links: `last` is the newest, `best` the one with the highest score."""
 
@@ -176,7 +181,8 @@ class Retention:
     def _due(self, env_steps: int, final: bool) -> bool:
         if self._policy.mode == "gap" and not final:
             since = env_steps_of(self._newest) if self._newest is not None else 0
-            return env_steps - since >= self._policy.gap
+            gap = max(self._policy.gap, 1)
+            return env_steps // gap > since // gap
         return self._policy.mode != "none"
 
     def _drop_others(self) -> None:

@@ -43,7 +43,7 @@ from rlframe.record.loggers import (
     make_logger,
     naming_logger,
 )
-from rlframe.record.retention import Retention, SnapshotPolicy
+from rlframe.record.retention import Retention, SnapshotPolicy, is_of
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.sync import CHOICE, BaseSync
 
@@ -298,7 +298,8 @@ class Run(_DirectoryRun):
     ) -> Path | None:
         """As `BaseRun.snapshot`. Raises RecordError if the directory is gone, or a disk error stops the run."""
         self._check_place()
-        score = self._policy.score(self._row, score)
+        row = self._row if is_of(self._row, env_steps, updates) else {}
+        score = self._policy.score(row, score)
         try:
             path = self._retention.save_if_due(state_fn, env_steps, score, updates, final, other_ranks)
         except RecordError as error:

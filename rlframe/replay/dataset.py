@@ -15,7 +15,7 @@ from rlframe.core.config import choice, fraction, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator, seed_int
-from rlframe.core.struct import as_numpy, map_tree
+from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.core.yaml import parse_yaml
 from rlframe.data.episodes import Episode, as_batches
@@ -55,7 +55,7 @@ def shares_of(path: str) -> dict[str, float]:
 
 @dataclass
 class Digest:
-    """What identifies the rows of a dataset: their number, and a checksum of rewards and ends."""
+    """What identifies the rows of a dataset: their number, and a checksum."""
 
     n_steps: int = 0
     crc: int = 0
@@ -64,7 +64,8 @@ class Digest:
         """The same episodes, counted."""
         for episode in episodes:
             self.n_steps += len(episode)
-            for x in (episode.reward, episode.terminated, episode.truncated):
+            ends = episode.reward, episode.terminated, episode.truncated
+            for x in leaves((episode.observation, episode.action, ends)):
                 self.crc = zlib.crc32(np.ascontiguousarray(x).tobytes(), self.crc)
             yield episode
 

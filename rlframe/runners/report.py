@@ -297,7 +297,9 @@ def save_snapshot(runner: Reporting, final: bool) -> None:
     runner.log.record_episodes()  # of all env_steps of the snapshot
     if not ranks.broadcast(run.snapshot_due(step, runner.updates, final)):
         return
-    return_mean, updates = runner.log.return_mean, runner.updates
+    updates, row = runner.updates, runner.log.latest
+    is_of_now = runner.now == runner.log.last and row.get("updates", updates) == updates
+    return_mean = runner.log.return_mean if is_of_now else math.nan  # of these parameters, not of some before
     with runner.stop.protect():
         path = run.snapshot(
             runner.state_dict, runner.env_steps, return_mean, updates=updates, final=final, other_ranks=write_others

@@ -112,3 +112,23 @@ def test_a_function_in_a_classs_place_is_not_called(
 ) -> None:
     assert launched(f"{key}=fail", tmp_path) == 2
     assert "subclass of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["algo={}", "callbacks=[{}:C]", "model.encoder={}:E", "env={}:make"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("\nimport not_there", "ModuleNotFoundError: No module named 'not_there'"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line_with_the_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, text: str, says: str
+) -> None:
+    key, name = word.partition("=")[0], f"broken_{word[:3]}_{says[:3]}"  # each imported once
+    (path := tmp_path / f"{name}.py").write_text(text)
+    assert launch.main([word.format(path), "dry_run=true"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    place = f" ({name}.py, line {len(text.splitlines())})"
+    assert line.startswith(f"error: {key}=")
+    assert line.endswith(f"importing {path} raised {says}{place}")

@@ -49,12 +49,12 @@ def test_all_keeps_every_one_and_marks_the_best(tmp_path: Path) -> None:
     assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 30)
 
 
-def test_gap_writes_when_enough_steps_have_passed_and_at_the_end(tmp_path: Path) -> None:
+def test_gap_writes_the_first_after_each_multiple_and_the_last(tmp_path: Path) -> None:
     retention = Retention(tmp_path, SnapshotPolicy("gap", 100))
-    written = [step for step in (40, 99, 100, 150, 199, 260) if offered(retention, step)]
-    assert written == [100, 260]
-    assert offered(retention, 300, final=True)
-    assert kept(tmp_path) == [100, 260, 300]
+    written = [step for step in (40, 99, 100, 150, 199, 260, 301) if offered(retention, step)]
+    assert written == [100, 260, 301]
+    assert offered(retention, 310, final=True)
+    assert kept(tmp_path) == [100, 260, 301, 310]
 
 
 def test_best_keeps_the_newest_and_the_highest_score(tmp_path: Path) -> None:

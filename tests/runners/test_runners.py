@@ -18,8 +18,9 @@ from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners import Clock, Learner, MinibatchRl, Runner, RunnerConfig
+from rlframe.record.rank_state import list_snapshots
+from rlframe.record.snapshot import load_snapshot, read_meta, resolve_snapshot
+from rlframe.runners import Callback, Clock, Learner, MinibatchRl, Runner, RunnerConfig
 from rlframe.runners.learner import Diverged
 from rlframe.samplers import SerialSampler
 from tests.tables import read_csv
@@ -169,6 +170,24 @@ def test_a_run_without_a_score_is_saved_with_snapshot_mode_best(tmp_path):
     assert resolve_snapshot(run.directory).exists()
     config = read_json(run.directory / "params.json")["config"]
     assert config["snapshot_mode"] == "best", "so that resume= does not delete it"
+
+
+class StopsAt1500(Callback):
+    def on_batch(self, samples):
+        if self.runner.env_steps >= 1500:
+            self.stop("enough")
+
+
+def test_a_snapshot_between_rows_has_no_score_of_older_parameters(tmp_path):
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    options = RunnerConfig(n_steps=9000, log_interval_steps=1000)
+    with logger_context(tmp_path, snapshot_mode="all", console=False) as run:
+        runner = MinibatchRl(sampler, Learner(agent, algo), options, callbacks=[StopsAt1500()])
+        runner.train()
+    at_row, stopped = (read_meta(each) for each in list_snapshots(run.directory / "snapshot")[-2:])
+    assert stopped["env_steps"] >= 1500 > at_row["env_steps"]
+    assert at_row["score"] == runner.log.return_mean
+    assert stopped["score"] is None
 
 
 class FromOneBatch(Runner):
