@@ -21,7 +21,8 @@ from chz.mungers import Munger
 from chz.tiepin import CastError
 
 from rlframe.core.config import key_of, nearest
-from rlframe.core.errors import ConfigError, ReadableError, describe_import
+from rlframe.core.errors import ConfigError
+from rlframe.core.imports import imported
 from rlframe.core.objects import ObjectName, name_of, others_beside
 from rlframe.core.schedule import Schedule
 
@@ -321,13 +322,13 @@ def find_module(name: str, package: str) -> ModuleType:
         ConfigError: there is no such module.
     """
     if name.endswith(".py"):
-        return _imported(name)
+        return imported(name)
     known = module_names(package)
     target = f"{package}.{name.lower()}" if name.lower() in known else name
     if "." not in target or not all(part.isidentifier() for part in target.split(".")):
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){nearest(name, known)}")
     try:
-        return _imported(target)
+        return imported(target)
     except ModuleNotFoundError as error:
         raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
 
@@ -348,7 +349,7 @@ def find_attribute(name: str, key: str) -> Any:
     if not module_name:
         raise ConfigError(f"{f'{key}=' * bool(key)}{name} must be written {form}")
     try:
-        module = _imported(module_name)
+        module = imported(module_name)
     except ConfigError as error:
         raise ConfigError(f"{at}{error}") from error.__cause__
     except ModuleNotFoundError as error:
@@ -376,36 +377,3 @@ def module_names(package: str) -> list[str]:
 def _modules_in(folder: str) -> list[str]:
     paths = Path(folder).glob("*.py")
     return sorted(path.stem for path in paths if "\nclass Config" in path.read_text(encoding="utf-8"))
-
-
-def _imported(name: str) -> ModuleType:
-    """The module of this dotted name, or of this file.
-
-    Raises:
-        ConfigError: importing it raised an exception.    ModuleNotFoundError: there is none.
-    """
-    try:
-        return _load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-    except ReadableError:
-        raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(describe_import(name, error)) from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file by its stem, with its folder on sys.path, which worker processes inherit."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    if not path.stem.isidentifier():
-        raise ConfigError(f"{path} cannot be imported: {path.stem!r} is not a Python name; rename the file")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    importlib.invalidate_caches()
-    spec = importlib.util.find_spec(path.stem)
-    origin = spec.origin if spec is not None else None
-    if origin is None or Path(origin).resolve() != path.resolve():
-        raise ConfigError(f"{path} cannot be imported: the name {path.stem!r} means {origin}; rename the file")
-    return importlib.import_module(path.stem)

@@ -23,6 +23,7 @@ _BIT_GENERATORS = {
     for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
 _MAX_INLINE = 64  # arrays of up to this many elements are saved as text, which saves an entry in the file
+_MAX_VALUES = 20_000  # of an environment, besides arrays; a snapshot has room for two million
 # Attributes of Gymnasium's and ALE's objects that the constructor sets; they are not saved.
 _CONSTRUCTION = (
     *("spec", "metadata", "_metadata", "_cached_spec", "_action_set"),
@@ -79,8 +80,11 @@ class _Saver:
         self.indices: dict[int, int] = {}  # by id(): objects that are referred to twice are saved once
         self.seen: list[Any] = []  # keeps those objects alive, so that their ids stay unique
         self.arrays: list[np.ndarray] = []
+        self.n_values = 0
 
     def attributes(self, holder: Any) -> dict[str, Any]:
+        if slots := _slots(type(holder)):
+            raise EnvStateError(f"{type(holder).__name__} has __slots__ ({', '.join(slots)}), which are not saved")
         found = {}
         for name, value in vars(holder).items():
             if name in _CONSTRUCTION:
@@ -102,10 +106,13 @@ class _Saver:
         if isinstance(value, enum.Enum):
             return {"enum": value.name}
         if (name := _constant_name(value, self.owners)) is not None:
-            return {"constant": name}
+            return {"constant": name, "cells": [self.value(cell.cell_contents) for cell in _cells(value)]}
         return self.value(value)
 
     def value(self, value: Any) -> Any:
+        self.n_values += 1
+        if self.n_values > _MAX_VALUES:
+            raise EnvStateError(f"is one of more than {_MAX_VALUES:,} values; make it an array")
         if type(value) in _SCALARS:
             return value
         for number, owner in enumerate(self.owners):
@@ -124,6 +131,10 @@ class _Saver:
         if kind is np.ndarray:
             self.arrays.append(value)
             return _array_state(value)
+        if kind is list and (array := _packed(value)) is not None:
+            return {"list": array}
+        if kind in (set, frozenset) and list(kind(list(value))) != list(value):
+            raise EnvStateError(f"is a {kind.__name__} in an order that follows from what was in it before; use a dict")
         if kind in (list, tuple, set, frozenset):
             return {kind.__name__: [self.value(item) for item in value]}
         if kind is deque:
@@ -163,9 +174,11 @@ class _Loader:
                 if not isinstance(current, enum.Enum) or member not in type(current).__members__:
                     raise EnvStateError(f"{where} is {current!r}, which has no member {member}")
                 return type(current)[member]
-            case {"constant": str() as constant}:
+            case {"constant": str() as constant, "cells": contents}:
                 if _constant_name(current, self.owners) != constant:
                     raise EnvStateError(f"{where} is {current!r}, not the {constant} that was saved")
+                for cell, content in zip(_cells(current), contents, strict=True):
+                    cell.cell_contents = self.value(content)
                 return current
         return self.value(saved)
 
@@ -187,6 +200,8 @@ class _Loader:
         self.loaded.append(None)
         empty: Any
         match saved:
+            case {"list": np.ndarray() as packed}:
+                self.loaded[place] = packed.tolist()
             case {"list": items}:
                 empty = self.loaded[place] = []
                 empty.extend(map(self.value, items))
@@ -198,7 +213,9 @@ class _Loader:
                 empty.update((self.value(key), self.value(item)) for key, item in items)
             case {"tuple": items} | {"set": items} | {"frozenset": items}:
                 kind = {"tuple": tuple, "set": set, "frozenset": frozenset}[next(iter(saved))]
-                self.loaded[place] = kind(map(self.value, items))
+                self.loaded[place] = kind(in_order := list(map(self.value, items)))
+                if list(self.loaded[place]) != in_order:  # of texts, which each process hashes otherwise
+                    raise EnvStateError(f"a {kind.__name__} has another order here; use a dict, or set PYTHONHASHSEED")
             case {"bytes": array} | {"bytearray": array}:
                 self.loaded[place] = (bytes if "bytes" in saved else bytearray)(array.tobytes())
             case {"generator": state}:
@@ -221,13 +238,38 @@ def _constant_name(value: Any, owners: Sequence[Any]) -> str | None:
     if isinstance(value, types.MethodType):
         return value.__qualname__ if any(value.__self__ is owner for owner in owners) else None
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{value.__module__}.{value.__qualname__}" if all(type(x) in _SCALARS for x in cells) else None
+        has_state = any(type(cell.cell_contents) not in _SCALARS for cell in _cells(value))
+        return None if has_state else f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, types.ModuleType | None):
+        return None  # a method, such as append of a list
     if isinstance(value, types.BuiltinFunctionType | types.ModuleType | type | np.ufunc):
         return value.__name__
     if isinstance(value, EnvSpec):
         return value.id
     return str(value) if isinstance(value, np.dtype) else None
+
+
+def _cells(value: Any) -> tuple[types.CellType, ...]:
+    """What a function has of those around it, which others of them may change; of other values nothing."""
+    return value.__closure__ or () if isinstance(value, types.FunctionType) else ()
+
+
+def _slots(kind: type) -> list[str]:
+    """The attributes of a class that are not in `vars`."""
+    found = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = [name for each in found for name in ([each] if isinstance(each, str) else each)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _packed(items: list[Any]) -> np.ndarray | None:
+    """Many numbers of one type as an array; None of others."""
+    kinds = set(map(type, items)) if len(items) > _MAX_INLINE else set[type]()
+    if kinds not in ({int}, {float}, {bool}):
+        return None
+    try:
+        return np.array(items, {int: np.int64, float: np.float64, bool: np.bool_}[kinds.pop()])
+    except OverflowError:
+        return None
 
 
 def _array_state(value: np.ndarray | np.generic) -> dict[str, Any]:

@@ -73,6 +73,79 @@ class Opaque(Walk):
         return super().step(action)
 
 
+class Pushing(Walk):
+    """Counts its steps in a list, by a method of the list."""
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        self.steps: list[int] = []
+        self.push = self.steps.append
+
+    def observe(self) -> np.ndarray:
+        return super().observe() + len(self.steps)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.steps.clear()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.push(1)
+        return super().step(action)
+
+
+def counter() -> Any:
+    n = 0
+
+    def count() -> int:
+        nonlocal n
+        n += 1
+        return n
+
+    return count
+
+
+class Counting(Walk):
+    """Counts its observations in a variable of a function around another."""
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        self.count = counter()
+
+    def observe(self) -> np.ndarray:
+        return super().observe() + self.count()
+
+
+class Slotted(Walk):
+    """Keeps a part of its state in a slot."""
+
+    __slots__ = ("n",)
+
+    def observe(self) -> np.ndarray:
+        self.n = getattr(self, "n", 0) + 1
+        return super().observe() + self.n
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.n = 0
+        return super().reset(**kwargs)
+
+
+class Drawing(Walk):
+    """Draws from a set, whose order follows from what was in it before."""
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        self.free: set[int] = set()
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.free = set(range(0, 7_000, 7))
+        return super().reset(**kwargs)
+
+    def observe(self) -> np.ndarray:
+        for _ in range(200 if len(self.free) > 300 else 1):
+            self.free.discard(found := list(self.free)[int(self.np_random.integers(len(self.free)))])
+        return super().observe() + found
+
+
 class Unrepeatable(Opaque):
     """Its observations depend on more than the episode's seed and actions."""
 

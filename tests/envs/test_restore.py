@@ -79,10 +79,33 @@ def test_mujoco_continues_bit_for_bit_including_derived_values(id_: str) -> None
     assert restored(kinds(id_), 17, 20)[0] == ["", ""]
 
 
-@pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque, resumable.Telling, resumable.rescaled])
+RANDOM = [resumable.Walk, resumable.Opaque, resumable.Telling, resumable.rescaled]
+HIDING = [resumable.Pushing, resumable.Counting, resumable.Slotted]
+
+
+@pytest.mark.parametrize("env", [*RANDOM, *HIDING])
 @pytest.mark.parametrize("before", range(6, 10))
 def test_an_environment_with_random_steps_continues_bit_for_bit(env: Any, before: int) -> None:
     assert restored(kinds(env), before, 40)[0] == ["", ""]
+
+
+@pytest.mark.parametrize("before", [5, 9])
+def test_a_set_whose_order_cannot_be_kept_is_the_reason_for_a_new_episode(before: int) -> None:
+    reasons, _ = restored(kinds(resumable.Drawing, length=20), before)
+    assert all(not reason or "Drawing.free is a set in an order" in reason for reason in reasons)
+
+
+def test_many_numbers_in_lists_fit_into_a_snapshot() -> None:
+    holder = Holder()
+    holder.numbers = [[0] * 200 for _ in range(200)]
+    saved = serializer.save_attributes([holder], [holder], {})
+    assert len(json.dumps(encode(saved, {}))) < 100_000
+    fresh = through(holder)
+    assert fresh.numbers == holder.numbers
+    assert type(fresh.numbers[3][5]) is int
+    holder.numbers = [(i,) for i in range(30_000)]
+    with pytest.raises(serializer.EnvStateError, match=r"Holder\.numbers is one of more than 20,000 values"):
+        serializer.save_attributes([holder], [holder], {})
 
 
 def test_box2d_is_replayed_from_its_seed_and_actions() -> None:
