@@ -141,7 +141,8 @@ class StackedObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, Box) or not space.shape:
             raise ConfigError(
-                f"env.frame_stack={n} needs observations in a Box with a shape, but env={id_} has {space}"
+                f"env.frame_stack={n} needs observations in a Box with a shape, but env={id_} has {space}; "
+                f"of a Dict, stack the images in a wrapper of your own (env.wrappers)"
             )
         self._n, self._ndim = n, len(space.shape)
         self._moves = self._ndim == 3 and channels_last(space.shape)

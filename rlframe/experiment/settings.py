@@ -33,6 +33,7 @@ _COMMAND_KEYS = (
     *_STUDY_KEYS,
 )
 _CUTOFF = 0.6  # how similar words are that are suggested
+_OF_SEVERAL = ("sweep", "zip", "search")  # before a key
 _OTHER_WORDS = {  # of other frameworks, and the last word of what they are called here
     "action_noise": "explore",
     "alpha": "decay",
@@ -61,6 +62,7 @@ _OTHER_WORDS = {  # of other frameworks, and the last word of what they are call
     "net_arch": "hidden",
     "n_envs": "batch_B",
     "n_step": "n_steps",
+    "nsteps": "n_steps",
     "num_envs": "batch_B",
     "optimizer_class": "optimizer",
     "policy_delay": "policy_interval",
@@ -285,6 +287,9 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
         given: all settings.    others: keys that are of no part.
     """
     group, _, name = unknown.rpartition(".")
+    first, _, rest = unknown.partition(".")
+    if rest and (several := get_close_matches(first, _OF_SEVERAL, n=1, cutoff=_CUTOFF)):
+        return f"; did you mean {several[0]}.{rest}?"
     given = {"sampler": "cpu", **given}
     keys = known_keys(Experiment, given)
     known = {key: x for key, x in keys.items() if "." in key and not isinstance(x, type)}
