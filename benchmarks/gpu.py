@@ -40,7 +40,7 @@ from benchmarks.parts.updates_ours import Case, learner_of
 from benchmarks.updates import cases
 from rlframe.algos import Algorithm
 from rlframe.algos.compiled import CompileChoice, compiling
-from rlframe.algos.cuda_graph import Graphed
+from rlframe.algos.cuda_graph import Graphed, Graphs
 from rlframe.kernels.device import learning_in
 from rlframe.replay import InMemory, OnDevice
 
@@ -72,8 +72,11 @@ def built(case: Case, side: str, device: str) -> Algorithm:
     """The algorithm of a side, warmed up."""
     algo = learner_of(case, device, OnDevice if side == "device" else InMemory)
     if side == "plain":
-        for name, graph in [pair for pair in vars(algo).items() if isinstance(pair[1], Graphed)]:
-            setattr(algo, name, graph.learn)
+        for name, graph in [*vars(algo).items()]:
+            if isinstance(graph, Graphs):
+                graph.graph = lambda learn: learn
+            elif isinstance(graph, Graphed):
+                setattr(algo, name, graph.learn)
     with learning_as(side):
         for _ in range(WARM_UP):
             algo.update()

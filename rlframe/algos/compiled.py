@@ -122,6 +122,8 @@ class Compiled:
             return self._learn(inputs)
 
     def _run(self, update: Update, inputs: Tree, tensors: list[Tensor]) -> Any:
+        for step in update.steps:
+            step.launched = True
         steps = [step for step in update.steps if not step.is_captured]  # a CUDA graph does the host's part itself
         for step in steps:
             step.before_launch()

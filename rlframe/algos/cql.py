@@ -19,7 +19,7 @@ from torch import Tensor
 from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
-from rlframe.algos.compiled import updates_of
+from rlframe.algos.compiled import Compiled
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
@@ -167,7 +167,8 @@ class CQL(sac.SAC):
         )
         if self.config.learn_conservative_weight:
             steps = [self.critic_optimizer, self.multiplier_optimizer]
-            self.learn_critics = updates_of(self._learn_critics, self.schedules, steps)
+            self.learn_critics = Compiled(self._learn_critics, self.schedules, steps)
+            self.learn.steps.append(self.multiplier_optimizer)
 
     def make_soft_value(self) -> Conservative:
         plain = super().make_soft_value()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -30,13 +31,34 @@ def graphed(
     """`learn` as a CUDA graph; on a CPU, with several ranks or a step that waits, `learn` itself.
 
     Args:
-        learn: makes one step of each of `steps` from its argument, on `device`. Its Python code runs only a few times,
-            so it must not count, draw or read values; pass changing numbers as floats of the argument, and change other
-            tensors that it reads in place.
+        learn: makes at most a step of each of `steps` from its argument, on `device`. Its Python code runs only a few
+            times, so it must not count, draw or read values; pass changing numbers as floats of the argument, and
+            change other tensors that it reads in place.
         places: of all functions of an algorithm: those that are given the same object in turn copy it once.
     """
     waits = any(step.waits or step.progress.ranks.world_size > 1 for step in steps)
     return learn if waits or device.type != "cuda" else Graphed(learn, steps, CudaGraph(device), places)
+
+
+class Graphs:
+    """`learn(*case, inputs)` for each case of what is due, which on a GPU is a CUDA graph of its own; see graphed."""
+
+    def __init__(
+        self,
+        learn: Callable[..., Any],
+        device: torch.device,
+        steps: Sequence[OptimizerStep],
+        places: WeakSet[Places] | None = None,
+    ) -> None:
+        """`steps`: that a case may make."""
+        self.learn, self.steps, self.made = learn, list(steps), dict[tuple[bool, ...], Learn]()
+        self.graph: Callable[[Learn], Learn] = lambda learn: graphed(learn, device, self.steps, places)
+
+    def __call__(self, *case: bool) -> Learn:
+        """`learn` of this case."""
+        if case not in self.made:
+            self.made[case] = self.graph(partial(self.learn, *case))
+        return self.made[case]
 
 
 class Graph(ABC):
@@ -72,6 +94,7 @@ class Graphed:
         """`places`: see graphed."""
         self.captured = False  # calls are replayed
         self.learn, self._steps, self._graph = learn, list(steps), graph
+        self._launched: list[OptimizerStep] = []  # of the steps, those in the graph
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
@@ -98,10 +121,10 @@ class Graphed:
     def _capture(self, inputs: Tree) -> bool:
         self._places = self._place_of(inputs)
         for step in self._steps:
-            step.is_captured = True
+            step.is_captured, step.launched = True, False
         try:
             self._results, self._numbers = self._graph.capture(self._learn_in_place)
-            self.captured = True
+            self.captured, self._launched = True, [step for step in self._steps if step.launched]
         except RuntimeError as error:
             self._failed, self._places = True, Places(())
             reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
@@ -119,11 +142,11 @@ class Graphed:
         return results, torch.stack(numbers) if numbers else None
 
     def _replay(self, inputs: Tree, given: list[Any]) -> Tree:
-        for step in self._steps:
+        for step in self._launched:
             step.before_launch()
         self._places.put(inputs, given, self)
         self._graph.replay()
-        for step in self._steps:
+        for step in self._launched:
             step.after_launch(inputs)
         numbers = iter(() if self._numbers is None else self._numbers.clone().unbind())
 

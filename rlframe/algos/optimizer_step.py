@@ -73,7 +73,7 @@ class OptimizerStep:
         self.device = device = self.parameters[0].device
         self.waits = device.type != "cuda" or not optimizer.on_device
         self.is_captured = False  # into a graph now: the host's part is then done around it
-        self.launched = False  # since `recorded` began
+        self.launched = False  # since a record or a capture began
         self._one = torch.ones((), device=device)
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
         self._launched_rate = 0.0  # that is there now

@@ -25,7 +25,8 @@ from torch import Tensor
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic, Temperature
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.compiled import updates_of
+from rlframe.algos.compiled import Compiled
+from rlframe.algos.cuda_graph import Graphs
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import soft_update
 from rlframe.algos.optimizer_step import make_optimizer_step
@@ -80,8 +81,7 @@ class Config(ActorCriticConfig):
     def _check(self) -> None:
         if self.learn_temperature and isinstance(self.temperature, Schedule):
             raise ConfigError(
-                f"algo.temperature={self.temperature} changes what is learned; add algo.learn_temperature=false, or "
-                f"give the temperature at first"
+                f"algo.temperature={self.temperature} changes what is learned; add algo.learn_temperature=false"
             )
 
     def make_agent(
@@ -230,10 +230,11 @@ class SAC(OffPolicyActorCritic):
             make_optimizer_step(agent.parameters(), self.schedules, units=Units.of(agent.model)),
             make_optimizer_step(self.temperature.parameters(), self.schedules, decays=False),
         ]
-        self.learn_critics = updates_of(self._learn_critics, self.schedules, steps[:1])
-        self.learn_policy = updates_of(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])
+        self.learn_critics = Compiled(self._learn_critics, self.schedules, steps[:1])
+        self.learn_policy = Compiled(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])
         follows = has_modes(agent.model) and c.policy_interval > 1 and not c.policy_first
-        self.learn_statistics = updates_of(self._learn_statistics, self.schedules, []) if follows else None
+        self.learn_statistics = Compiled(self._learn_statistics, self.schedules, []) if follows else None
+        self.learn = Graphs(self._learn, self.device, steps, self.schedules.graph_inputs)
         self.start_exploring()
 
     def make_soft_value(self) -> SoftValue:
@@ -241,8 +242,7 @@ class SAC(OffPolicyActorCritic):
         policy = self.agent.policy
         if not isinstance(policy, SquashedGaussian | Choice):
             raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
-        kind = Continuous if policy.size else Discrete
-        return kind(self.critic, policy, self.generator, self.now)
+        return (Continuous if policy.size else Discrete)(self.critic, policy, self.generator, self.now)
 
     def target_entropy(self, drawn: Any) -> Any:
         """What the temperature brings the policy's entropy to, nats."""
@@ -254,16 +254,21 @@ class SAC(OffPolicyActorCritic):
             fill(self.temperature.log.detach(), math.log(self.schedules.of("temperature")(self.progress.scheduled)))
         batch = self.replay.sample(self.config.batch_size)
         self.critic.choose(self.generator)
-        inputs, c = (batch, self.soft_value.noise(len(batch.return_))), self.config
-        due, metrics = is_due(self.progress.updates, c.policy_interval), dict[str, Any]()
-        functions = [self.learn_critics, self.learn_policy if due else self.learn_statistics]
-        for learn in reversed(functions) if c.policy_first else functions:
-            metrics |= learn(inputs) if learn else {}
-        if self.moves.turn(c.target_interval):
-            soft_update(self.targets, self.online, self.now.tau)
+        inputs = batch, self.soft_value.noise(len(batch.return_))
+        due = is_due(self.progress.updates, self.config.policy_interval), self.moves.turn(self.config.target_interval)
+        metrics = self.learn(*due)(inputs)
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def _learn(self, policy_learns: bool, targets_move: bool, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
+        """A step of the critics, and of the policy or its statistics; then targets move, if they are due."""
+        functions, metrics = [self.learn_critics, self.learn_policy if policy_learns else self.learn_statistics], {}
+        for learn in reversed(functions) if self.config.policy_first else functions:
+            metrics |= learn(inputs) if learn else {}
+        if targets_move:
+            soft_update(self.targets, self.online, self.now.tau)
+        return metrics
 
     def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
         """One step of the critics."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlframe.algos.cuda_graph import Graph, Graphed, Places
+from rlframe.algos.cuda_graph import Graph, Graphed, Graphs, Places
 from rlframe.core.struct import Tree
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
@@ -115,6 +115,9 @@ def play(algo: Any) -> None:
     launch(algo)
     algo.schedules.place("cpu")
     places = WeakSet[Places]()
+    if isinstance(vars(algo).get("learn"), Graphs):
+        algo.learn.graph = lambda learn: Graphed(learn, algo.learn.steps, PlayedGraph(), places)
+        return
     for name in functions_of(algo):
         learn = getattr(algo, name)
         setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph(), places))
@@ -122,16 +125,19 @@ def play(algo: Any) -> None:
 
 def graphs_of(algo: Any) -> list[Any]:
     """Those of its updates; empty where there are none."""
-    return [found for name in functions_of(algo) if isinstance(found := getattr(algo, name), Graphed)]
+    parts = algo.learn.made.values() if isinstance(vars(algo).get("learn"), Graphs) else vars(algo).values()
+    return [part for part in parts if isinstance(part, Graphed)]
 
 
 def functions_of(algo: Any) -> list[str]:
     """The functions that may be graphs or compiled, each of an equation with a _ before its name."""
     names = "learn", "learn_critics", "learn_policy", "learn_statistics"
-    return [name for name in names if vars(algo).get(name)]
+    return [name for name in names if vars(algo).get(name) and not isinstance(vars(algo)[name], Graphs)]
 
 
 def as_equations(algo: Any) -> None:
     """Let it learn by its equations as they are."""
+    if isinstance(vars(algo).get("learn"), Graphs):
+        algo.learn.graph = lambda learn: learn
     for name in functions_of(algo):
         setattr(algo, name, getattr(algo, f"_{name}"))
