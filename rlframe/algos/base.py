@@ -139,24 +139,15 @@ class Algorithm(ABC):
         So does every part with the same key, such as the temperature. Those with a key of their own, such as
         `critic_optimizer`, are OptimizerSteps too: `keep_rate` sets each of them.
         """
-        return float(vars(self.unwrapped)["optimizer"].rate)
+        return float(vars(self)["optimizer"].rate)
 
     @learning_rate.setter
     def learning_rate(self, rate: Scheduled) -> None:
-        parts = vars(self.unwrapped)
+        parts = vars(self)
         key = parts["optimizer"].rate_key
         for part in list(parts.values()):
             if getattr(part, "rate_key", "") == key:
                 part.keep_rate(rate)
-
-    @property
-    def unwrapped(self) -> Algorithm:
-        """The algorithm itself, if this one wraps another."""
-        return self
-
-    def configs(self) -> dict[str, Any]:
-        """What it was made with, by key, to be recorded; a config of None is not."""
-        return {"algo": self.config}
 
     @abstractmethod
     def receive(self, samples: Samples) -> None:
@@ -182,12 +173,12 @@ class Algorithm(ABC):
 
     def check_schedules(self, n_steps: int) -> None:
         """Warn if its schedules end before a run of so many env_steps."""
-        if (schedules := vars(self.unwrapped).get("schedules")) is not None:
+        if (schedules := vars(self).get("schedules")) is not None:
             schedules.check(n_steps)
 
     def learns(self, agent: Agent) -> bool:
         """Whether it trains this agent, as far as it says."""
-        return vars(self.unwrapped).get("agent", agent) is agent
+        return vars(self).get("agent", agent) is agent
 
     def updates_in(self, n_steps: int, batch_size: int) -> int:
         """Gradient steps of a run of so many env_steps, in batches of so many; 0 if that is not known."""
@@ -226,62 +217,6 @@ class Algorithm(ABC):
         """Continue from a saved state. See `load_states`."""
         device = next((x.device for x in self.progress.learned), torch.device("cpu"))
         load_states(self, self.saved, state, device)
-
-
-class AlgorithmWrapper(Algorithm):
-    """Base class of algorithms that change what another one does; what they do not define is the other's."""
-
-    def __init__(self, algo: Algorithm) -> None:
-        self.algo, self.progress = algo, algo.progress
-
-    @property
-    def unwrapped(self) -> Algorithm:
-        return self.algo.unwrapped
-
-    def configs(self) -> dict[str, Any]:
-        return self.algo.configs()
-
-    def receive(self, samples: Samples) -> None:
-        self.algo.receive(samples)
-
-    def updates_due(self) -> int:
-        return self.algo.updates_due()
-
-    def n_rows(self) -> int:
-        return self.algo.n_rows()
-
-    def observe_data(self) -> None:
-        self.algo.observe_data()
-
-    def check_run(self, n_steps: int) -> None:
-        self.algo.check_run(n_steps)
-
-    def updates_in(self, n_steps: int, batch_size: int) -> int:
-        return self.algo.updates_in(n_steps, batch_size)
-
-    def rows_of_step(self, batch_size: int) -> int:
-        return self.algo.rows_of_step(batch_size)
-
-    def update(self) -> UpdateMetrics:
-        return self.algo.update()
-
-    def drop_updates(self) -> None:
-        self.algo.drop_updates()
-
-    def least_exploring(self) -> range:
-        return self.algo.least_exploring()
-
-    def facts(self) -> dict[str, str]:
-        return self.algo.facts()
-
-    def counters(self) -> dict[str, float]:
-        return self.algo.counters()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.algo.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.algo.load_state_dict(state)
 
 
 class Frozen(Algorithm):

@@ -34,7 +34,7 @@ def keeping(algos: Mapping[str, Algorithm], changed: Collection[str]) -> Iterato
 
 @contextmanager
 def _keeping(algo: Algorithm, changed: Collection[str]) -> Iterator[None]:
-    parts = list(vars(algo.unwrapped).values()) if changed else []
+    parts = list(vars(algo).values()) if changed else []
     steps = [part for part in parts if isinstance(part, OptimizerStep) and part.rate_key in changed]
     rates = [step.learning_rate for step in steps]
     names = {key.rpartition(".")[2] for key in changed}

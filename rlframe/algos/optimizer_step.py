@@ -257,7 +257,7 @@ def make_optimizer_step(
 
 def optimizer_steps(algo: Algorithm) -> dict[str, OptimizerStep]:
     """Those among an algorithm's attributes, by their names."""
-    return {name: part for name, part in vars(algo.unwrapped).items() if isinstance(part, OptimizerStep)}
+    return {name: part for name, part in vars(algo).items() if isinstance(part, OptimizerStep)}
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -42,7 +42,7 @@ from rlframe.experiment.weights import load_init, load_optimizers, naming_policy
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.replay.buffer import DividedReplay
-from rlframe.rewards import rewards_for
+from rlframe.rewards import Rewards, rewards_for
 from rlframe.rollout.inference import rows_keep_their_bits
 from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
@@ -181,10 +181,8 @@ def make_learners(
         if learns_jointly(experiment.algo):
             name = part_name(experiment.algo, ROOTS["algo"])
             raise ConfigError(f"algo={name} is for environments of several agents, and env={experiment.env} has one")
-        algo = _make_algorithm(
-            experiment, partial(experiment.algo.make_algorithm, agent, sampler.batch_spec), in_spaces
-        )
-        return {"agent": Learner(agent, algo, rewards_for(sampler, algo))}
+        algo = _make_algorithm(experiment, partial(experiment.algo.make_algorithm, agent, sampler.batch_spec))
+        return {"agent": Learner(agent, algo, _make_rewards(experiment, sampler, algo, in_spaces))}
     observations, actions = joint(in_spaces)
     found = {}
     for index, name in enumerate([SHARED] if experiment.agents.league.opponents else policies):
@@ -196,27 +194,26 @@ def make_learners(
         each = partial(own.algo.make_algorithm, policy, spec._replace(B=spec.B * n))
         make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
         in_own = observations.own[name], actions.own[name]
-        algo = _make_algorithm(own, make, in_own, name) if learns else Frozen(own.algo)
-        found[name] = Learner(
-            policy, algo, rewards_for(sampler, algo), team=agent, policy=name, joint=learns and jointly
-        )
+        algo = _make_algorithm(own, make, name) if learns else Frozen(own.algo)
+        rewards = _make_rewards(own, sampler, algo, in_own) if learns else rewards_for(sampler, algo)
+        found[name] = Learner(policy, algo, rewards, team=agent, policy=name, joint=learns and jointly)
     return found
 
 
-def _make_algorithm(
-    experiment: Experiment,
-    make: Callable[[int, int], Algorithm],
-    in_spaces: tuple[Space, Space],
-    policy: str = "",
-) -> Algorithm:
-    """The algorithm that `make` makes of n_steps and seed, with the bonus of its rewards."""
-    n_steps = experiment.runner.n_steps
-    algo = make(n_steps, experiment.seed)
+def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm], policy: str = "") -> Algorithm:
+    """The algorithm that `make` makes of n_steps and seed."""
+    algo = make(experiment.runner.n_steps, experiment.seed)
     if experiment.init_optimizer:
         load_optimizers(algo, saved_part(experiment.init, "algo", policy), experiment.init)
     _check_divided(algo)
-    bonus = experiment.reward.bonus
-    return bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
+    return algo
+
+
+def _make_rewards(experiment: Experiment, sampler: Source, algo: Algorithm, in_spaces: tuple[Space, Space]) -> Rewards:
+    """The rewards that an algorithm learns from, with their bonus."""
+    n_steps, bonus = experiment.runner.n_steps, experiment.reward.bonus
+    found: Rewards = bonus.add_to(rewards_for(sampler, algo), algo, *in_spaces, n_steps, experiment.seed)
+    return found
 
 
 def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:

@@ -181,7 +181,7 @@ class _Trial:
 
     def _batch(self) -> None:
         for learner, samples in self.learners.batches(self.sampler.collect()):
-            learner.algo.receive(samples)
+            learner.receive(samples)
 
     def close(self) -> None:
         self.sampler.close()

@@ -138,7 +138,7 @@ def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
     if not isinstance(saved, Mapping):
         raise ConfigError(f"init_optimizer=true: {source} has no state of an algorithm, but {type(saved).__name__}")
     if not steps:
-        raise ConfigError(f"init_optimizer=true: {type(algo.unwrapped).__name__} has no OptimizerStep")
+        raise ConfigError(f"init_optimizer=true: {type(algo).__name__} has no OptimizerStep")
     for name, step in steps.items():
         if name not in saved:
             raise ConfigError(f"init_optimizer=true: {source} has no state of {name}; use init= alone")

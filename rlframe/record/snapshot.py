@@ -23,7 +23,7 @@ from rlframe.record.metrics import step_of
 from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
 
-FORMAT = 4
+FORMAT = 5
 _MAX_BYTES = 2**26  # a manifest holds structure and plain numbers, never arrays
 OtherRanks = Callable[[Path], list[RankEntry]]  # writes the states of ranks 1, 2, ... into a folder
 

@@ -1,8 +1,8 @@
 """What becomes of rewards: `reward.bonus=NAME` adds a learned bonus, `env.normalize_reward=true` divides them."""
 
-from rlframe.rewards.base import Bonus, BonusConfig, NoBonus, RewardConfig
+from rlframe.rewards.base import Bonus, BonusConfig, NoBonus, RewardConfig, Rewards
 from rlframe.rewards.curiosity import ICMConfig, RNDConfig
-from rlframe.rewards.normalize import Rewards, rewards_for
+from rlframe.rewards.normalize import rewards_for
 
 KINDS = {"icm": ICMConfig, "none": NoBonus, "rnd": RNDConfig}
 

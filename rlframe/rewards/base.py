@@ -1,9 +1,9 @@
-"""The interface of exploration bonuses; the running deviation of discounted sums; and the config `reward`."""
+"""The interfaces of rewards and of exploration bonuses, and the config `reward`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,44 @@ from rlframe.models.encoders import Encoder
 from rlframe.models.normalize import ObservationNorm
 
 PACKAGE = "rlframe.rewards"
+
+
+class Rewards(ABC):
+    """What becomes of a batch's rewards between the sampler and the algorithm, in the learner's process."""
+
+    config: Any = None  # a RewardConfig, to be recorded
+
+    @abstractmethod
+    def __call__(self, samples: Samples) -> Samples:
+        """The samples with the rewards to learn from; called once with each batch, before the algorithm receives it."""
+
+    def counters(self) -> dict[str, float]:
+        """Metrics of its state, named with their groups, for each row of the log."""
+        return {}
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """For snapshots."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+
+
+class UnchangedRewards(Rewards):
+    """The rewards that the sampler wrote."""
+
+    def __call__(self, samples: Samples) -> Samples:
+        return samples
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is none."""
+
+
+UNCHANGED = UnchangedRewards()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +126,15 @@ class BonusConfig:
     """Base class of the Configs of bonuses."""
 
     def add_to(
-        self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0
-    ) -> Algorithm:
-        """The algorithm with the bonus added to the rewards that it learns from.
+        self,
+        rewards: Rewards,
+        algo: Algorithm,
+        observation_space: Space,
+        action_space: Space,
+        n_steps: int,
+        seed: int = 0,
+    ) -> Rewards:
+        """The rewards with the bonus added, for the Learner of this algorithm.
 
         Args:
             n_steps: env_steps of the run, over which schedules go.    seed: the run's root seed.
@@ -107,9 +151,15 @@ class NoBonus(BonusConfig):
     """No bonus: algorithms learn from the environment's rewards alone. The default."""
 
     def add_to(
-        self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0
-    ) -> Algorithm:
-        return algo
+        self,
+        rewards: Rewards,
+        algo: Algorithm,
+        observation_space: Space,
+        action_space: Space,
+        n_steps: int,
+        seed: int = 0,
+    ) -> Rewards:
+        return rewards
 
 
 @chz.chz

@@ -1,4 +1,4 @@
-"""Curiosity: an algorithm whose rewards have a learned bonus added; RND and ICM, and the keys that they share."""
+"""Curiosity: rewards with a learned bonus added; RND and ICM, and the keys that they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
-from rlframe.algos.base import AlgorithmWrapper
+from rlframe.algos.base import Progress
 from rlframe.algos.compiled import Compiled
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.running_deviation import RunningDeviation
@@ -37,6 +37,7 @@ from rlframe.rewards.base import (
     Bonus,
     BonusConfig,
     RewardConfig,
+    Rewards,
     Steps,
     encoder_of,
     normalizer,
@@ -75,15 +76,21 @@ class CuriosityConfig(BonusConfig):
         return (self.make_bonus(observation_space, action_space),)
 
     def add_to(
-        self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0
-    ) -> Algorithm:
+        self,
+        rewards: Rewards,
+        algo: Algorithm,
+        observation_space: Space,
+        action_space: Space,
+        n_steps: int,
+        seed: int = 0,
+    ) -> Curiosity:
         with initial_weights(seed_int(seed, Role.BONUS)):
             bonus = self.make_bonus(observation_space, action_space)
         device = next((parameter.device for parameter in algo.progress.learned), _CPU)
-        return Curiosity(algo, bonus.to(device), n_steps, self, seed)
+        return Curiosity(rewards, bonus.to(device), algo.progress, n_steps, self, seed)
 
 
-class Curiosity(AlgorithmWrapper):
+class Curiosity(Rewards):
     """Adds `scale * novelty / deviation` to the rewards of each batch, and then learns the bonus from its steps.
 
     The deviation is that of the discounted sum of novelty in each environment, which goes on over the ends of episodes
@@ -96,29 +103,34 @@ class Curiosity(AlgorithmWrapper):
     Episodes are reported with the environment's own rewards, and the agent's previous rewards are without the bonus.
     """
 
-    def __init__(self, algo: Algorithm, bonus: Bonus, n_steps: int, config: CuriosityConfig, seed: int = 0) -> None:
-        """Raises:
-        ConfigError: `algo` has a bonus already.
+    def __init__(
+        self, inner: Rewards, bonus: Bonus, progress: Progress, n_steps: int, config: CuriosityConfig, seed: int = 0
+    ) -> None:
+        """Args:
+            inner: what becomes of the rewards before.    progress: that of the algorithm.
+        Raises:
+            ConfigError: `inner` has a bonus already.
         """
-        if isinstance(algo, Curiosity):
-            raise ConfigError("reward.bonus: the algorithm has one bonus already, and takes no other")
-        super().__init__(algo)
-        self.bonus, self.bonus_config = bonus, config
-        self.bonus_schedules = Schedules(config, n_steps, self.progress)
+        if isinstance(inner, Curiosity):
+            raise ConfigError("reward.bonus: the rewards have one bonus already, and take no other")
+        self.inner, self.bonus, self.progress = inner, bonus, progress
+        self.config, self.schedules = RewardConfig(bonus=config), Schedules(config, n_steps, progress)
         learned = [parameter for parameter in bonus.parameters() if parameter.requires_grad]
         self.device = learned[0].device
-        self.bonus_optimizer = OptimizerStep(Adam(learned, (0.9, 0.999), 1e-8), self.bonus_schedules)
-        self.learn = Compiled(self._learn, self.bonus_schedules, [self.bonus_optimizer])
-        self.scale = self.bonus_schedules.of("scale")
+        self.optimizer = OptimizerStep(Adam(learned, (0.9, 0.999), 1e-8), self.schedules)
+        self.learn = Compiled(self._learn, self.schedules, [self.optimizer])
+        self.scale = self.schedules.of("scale")
         self.rng = generator(seed, Role.BONUS)
         self.deviation = RunningDeviation(config.discount)  # of novelty
         self.collected: list[tuple[Steps, Tensor]] = []  # steps to learn from, and whether each is valid
 
-    def receive(self, samples: Samples) -> None:
-        steps, env_steps = self.bonus.steps(samples), self.progress.env_steps
-        learns = env_steps >= self.bonus_config.learning_starts
-        self.algo.receive(self._with_bonus(samples, steps, self.scale(env_steps)) if learns else samples)
+    def __call__(self, samples: Samples) -> Samples:
+        samples, steps, env_steps = self.inner(samples), self.bonus.steps(samples), self.progress.env_steps
+        self.progress.schedule(env_steps)  # as the algorithm does when it receives the batch
+        learns = env_steps >= self.config.bonus.learning_starts
+        found = self._with_bonus(samples, steps, self.scale(env_steps)) if learns else samples
         self._collect(steps, samples.valid.flatten(), learns)
+        return found
 
     def _with_bonus(self, samples: Samples, steps: Steps, scale: float) -> Samples:
         valid, device = samples.valid, samples.reward.device
@@ -134,7 +146,7 @@ class Curiosity(AlgorithmWrapper):
     def _collect(self, steps: Steps, valid: Tensor, learns: bool) -> None:
         """Keep the steps, and learn from all that are kept once they are enough on some rank."""
         self.collected.append((steps.map(torch.clone), valid.clone()))
-        n = self.progress.ranks.max(sum(len(valid) for _, valid in self.collected)) // self.bonus_config.batch_size
+        n = self.progress.ranks.max(sum(len(valid) for _, valid in self.collected)) // self.config.bonus.batch_size
         if not n:
             return
         parts, self.collected = self.collected, []
@@ -146,8 +158,8 @@ class Curiosity(AlgorithmWrapper):
 
     def _passes(self, steps: Steps, valid: Tensor, n: int) -> None:
         """Passes over the steps in n parts each; every rank makes the same number of gradient steps."""
-        size = max(1, round(self.bonus_config.share * (len(valid) // n)))
-        for _ in range(self.bonus_config.epochs):
+        size = max(1, round(self.config.bonus.share * (len(valid) // n)))
+        for _ in range(self.config.bonus.epochs):
             for part in np.array_split(self.rng.permutation(len(valid)), n):
                 chosen = torch.from_numpy(part[:size])
                 loss = self.learn((steps[chosen.to(self.device)], valid[chosen].to(self.device)))
@@ -157,35 +169,31 @@ class Curiosity(AlgorithmWrapper):
         """One gradient step from steps of which some are valid; the loss."""
         steps, valid = inputs
         loss = (mean_weights(valid) * self.bonus.loss(steps)).sum()
-        self.bonus_optimizer.minimize(loss, steps, valid)
+        self.optimizer.minimize(loss, steps, valid)
         return loss.detach()
 
     def counters(self) -> dict[str, float]:
-        found = self.bonus_schedules.at(self.progress.scheduled)
-        return {**self.algo.counters(), **{f"algo/bonus_{name}": value for name, value in found.items()}}
-
-    def configs(self) -> dict[str, Any]:
-        return {**self.algo.configs(), "reward": RewardConfig(bonus=self.bonus_config)}
+        found = self.schedules.at(self.progress.scheduled)
+        return {**self.inner.counters(), **{f"algo/bonus_{name}": value for name, value in found.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {
+        return {
+            "inner": self.inner.state_dict(),
             "networks": self.bonus.state_dict(),
-            "optimizer": self.bonus_optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "rng": self.rng.bit_generator.state,
             "deviation": self.deviation.state_dict(),
             "collected": [{"steps": leaves(steps), "valid": valid} for steps, valid in self.collected],
         }
-        return {**self.algo.state_dict(), "bonus": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.algo.load_state_dict(state)
-        own = state["bonus"]
-        self.bonus.load_state_dict(own["networks"])
-        self.bonus_optimizer.load_state_dict(own["optimizer"])
-        self.rng.bit_generator.state = own["rng"]
-        self.deviation.load_state_dict(own["deviation"])
+        self.inner.load_state_dict(state["inner"])
+        self.bonus.load_state_dict(state["networks"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rng.bit_generator.state = state["rng"]
+        self.deviation.load_state_dict(state["deviation"])
         self.collected = []
-        for each in own["collected"]:
+        for each in state["collected"]:
             saved = iter(each["steps"])
             self.collected.append((self.bonus.example.map(lambda _, saved=saved: next(saved)), each["valid"]))
 

@@ -8,7 +8,6 @@ so that the first reward of all does not become huge.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,40 +19,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import at_last
 from rlframe.core.types import Samples
 from rlframe.envs.options import EnvOptions, clip_bounds
+from rlframe.rewards.base import UNCHANGED, Rewards, UnchangedRewards
 from rlframe.rewards.curiosity import Curiosity
 from rlframe.samplers import Source
-
-
-class Rewards(ABC):
-    """What becomes of a batch's rewards between the sampler and the algorithm, in the learner's process."""
-
-    @abstractmethod
-    def __call__(self, samples: Samples) -> Samples:
-        """The samples with the rewards to learn from."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """For snapshots."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-
-
-class UnchangedRewards(Rewards):
-    """The rewards that the sampler wrote."""
-
-    def __call__(self, samples: Samples) -> Samples:
-        return samples
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is none."""
-
-
-UNCHANGED = UnchangedRewards()
 
 
 class NormalizedRewards(Rewards):
@@ -83,7 +51,7 @@ def rewards_for(sampler: Source, algo: Algorithm) -> Rewards:
     env = sampler.env
     if env is None or not env.options.normalize_reward:
         return UNCHANGED
-    return NormalizedRewards(at_last(getattr(algo.unwrapped.config, "discount", 1.0)), env.options)
+    return NormalizedRewards(at_last(getattr(algo.config, "discount", 1.0)), env.options)
 
 
 def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewards) -> None:
@@ -92,18 +60,19 @@ def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewar
     An agent that reads previous rewards from a replay would find other ones there than it acted on.
     """
     normalizes = sampler.env is not None and sampler.env.options.normalize_reward
-    replays = getattr(algo.unwrapped, "replay", None) is not None
+    replays = getattr(algo, "replay", None) is not None
     reads_replayed = replays and _reads_reward(agent)
     for key, changes, remedy in (
         ("env.normalize_reward=true", normalizes, "leave feed_back out, or use env.reward_scale"),
-        ("reward.bonus", isinstance(algo, Curiosity), "leave feed_back out, or use an algorithm without replay"),
+        ("reward.bonus", isinstance(rewards, Curiosity), "leave feed_back out, or use an algorithm without replay"),
     ):
         if changes and reads_replayed:
             raise ConfigError(
                 f"{key} does not work with a replay and a model that sees the previous reward (model.feed_back=true), "
                 f"which was another when it acted; {remedy}"
             )
-    if normalizes and isinstance(rewards, UnchangedRewards):
+    inner = rewards.inner if isinstance(rewards, Curiosity) else rewards
+    if normalizes and isinstance(inner, UnchangedRewards):
         raise ConfigError(
             "env.normalize_reward=true: give the learner its rewards, Learner(agent, algo, rewards_for(sampler, algo))"
         )

@@ -234,7 +234,7 @@ class Runner(ABC):
         """Collect a batch and learn from it; after a stop between updates, make the updates that are left."""
 
     def collect(self) -> list[tuple[Learner, Samples]]:
-        """The next batch of each learner, with the rewards that it learns from."""
+        """The next batch of each learner, as the sampler wrote it."""
         return self.learners.batches(self.sampler.collect())
 
     def receive(self, batches: Sequence[tuple[Learner, Samples]]) -> None:
@@ -245,7 +245,7 @@ class Runner(ABC):
         with self.log.timers("learning"):
             for learner, samples in batches:
                 self.log.metrics.learner = learner.name
-                learner.algo.receive(samples)
+                learner.receive(samples)
             self.log.metrics.learner = ""
         self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
         self.empty_batch = not any(samples.n_env_steps or not samples.valid.numel() for _, samples in batches)

@@ -122,7 +122,8 @@ class Callback:
     def on_batch(self, samples: Samples) -> None:
         """An algorithm has received a batch, of several the one of `learner`.
 
-        `samples` is valid until the next batch: copy what you keep.
+        `samples` is valid until the next batch: copy what you keep. Its rewards are the sampler's, neither normalised
+        nor with a bonus.
 
         Not called on learners without environments (learners=N with replay).
         """

@@ -117,7 +117,8 @@ def config_of(runner: Any) -> dict[str, Any]:
         parts["eval"] = chz.replace(evaluator.config, **_other_env(evaluator.env, env))
     flat = _flat(parts)
     for learner in runner.learners.values():
-        own = _flat({**learner.algo.configs(), "model": learner.agent.model_config})
+        made_with = {"algo": learner.algo.config, "reward": learner.rewards.config}
+        own = _flat({**made_with, "model": learner.agent.model_config})
         flat |= {f"agents.policies.{learner.name}.{key}" if learner.name else key: value for key, value in own.items()}
     return {key: _in_json(value) for key, value in flat.items()}
 

@@ -19,7 +19,7 @@ from rlframe.core.types import Samples
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
-from rlframe.rewards.normalize import UNCHANGED, Rewards
+from rlframe.rewards.base import UNCHANGED, Rewards
 from rlframe.runners.described import plain_tree
 from rlframe.samplers import Source
 
@@ -56,6 +56,10 @@ class Learner:
     def of(self) -> str:
         """` of red`, for messages; empty for the only one."""
         return f" of {self.name}" if self.name else ""
+
+    def receive(self, samples: Samples) -> None:
+        """Let the algorithm receive a batch, with the rewards that it learns from."""
+        self.algo.receive(self.rewards(samples))
 
     def check_batch(self, samples: Samples) -> None:
         """Raise ConfigError if a sampler has not counted the env steps of its batch, which would never end."""
@@ -159,7 +163,7 @@ class Learners(dict[str, Learner]):
             _logger.warning("the evaluator plays another agent than the Learner has")
 
     def batches(self, found: Samples | Mapping[str, Samples]) -> list[tuple[Learner, Samples]]:
-        """What a source has collected, by learner, with the rewards that each learns from.
+        """What a source has collected, by learner.
 
         Raises:
             ConfigError: the source has batches for other learners, or something else.
@@ -169,13 +173,13 @@ class Learners(dict[str, Learner]):
             if len(self) == 1:
                 found = found[self.first.policy]
         if isinstance(found, Samples) and len(self) == 1:
-            return [(self.first, self.first.rewards(found))]
+            return [(self.first, found)]
         if not isinstance(found, Samples | Mapping):
             raise ConfigError(f"collect of the sampler gave a {type(found).__name__}, neither Samples nor some by name")
         if isinstance(found, Samples) or not found.keys() <= self.keys():
             of = "one batch" if isinstance(found, Samples) else f"batches of {', '.join(found)}"
             raise ConfigError(f"the sampler has {of}, and the learners of this run are {', '.join(self)}")
-        return [(self[name], self[name].rewards(samples)) for name, samples in found.items()]
+        return [(self[name], samples) for name, samples in found.items()]
 
     def _of_policy(self, name: str, samples: Samples) -> Samples:
         """What a policy learns from, of a batch of environments of several agents."""
@@ -190,12 +194,13 @@ class Learners(dict[str, Learner]):
         return {name: learner.algo for name, learner in self.items()}
 
     def counters(self) -> dict[str, float]:
-        """The metrics of the algorithms' states."""
+        """The metrics of the states of algorithms and rewards."""
         agent_steps = sum(progress.agent_steps for progress in self._progress)
         found: dict[str, float] = {"agent_steps": agent_steps} if agent_steps else {}
         for learner in self.values():
             skipped = learner.algo.progress.skipped
-            found |= learner.named({**learner.algo.counters(), **({"algo/refused": skipped} if skipped else {})})
+            own = {**learner.algo.counters(), **learner.rewards.counters()}
+            found |= learner.named({**own, **({"algo/refused": skipped} if skipped else {})})
         return found
 
     def check_parameters(self, place: str, cause: BaseException | None) -> None:

@@ -47,7 +47,7 @@ class OfflineRl(Runner):
         for learner in self.learners.values():
             if not learner.algo.n_rows():
                 raise ConfigError(
-                    f"{type(learner.algo.unwrapped).__name__} has no rows to learn from: OfflineRl is for algorithms "
+                    f"{type(learner.algo).__name__} has no rows to learn from: OfflineRl is for algorithms "
                     f"with replay, such as DQN and SAC, that is filled before (algo.replay.append; for MARWIL by "
                     f"episodes that have ended)"
                 )

@@ -16,7 +16,7 @@ from rlframe.runners.learner import Learner
 
 def statistics_of(learner: Learner) -> list[Tensor]:
     """Running statistics of all users' networks."""
-    parts = vars(learner.algo.unwrapped).values()
+    parts = vars(learner.algo).values()
     networks = [learner.agent, *(part for part in parts if isinstance(part, nn.Module))]
     return [x for network in networks for x in statistics(network)]
 

@@ -22,6 +22,7 @@ from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
 from rlframe.rewards import ICMConfig, RNDConfig
+from rlframe.rewards.base import UNCHANGED
 from rlframe.system.meeting import NotTogether
 from tests.algos.learners import collected, learner
 from tests.algos.played import as_equations, functions_of
@@ -95,20 +96,15 @@ def test_a_recorded_update_learns_what_its_equations_learn(name: str, recorded: 
 
 
 @pytest.mark.parametrize("config", [RNDConfig, ICMConfig])
-def test_a_learned_bonus_is_recorded_too(config: Any, recorded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def curious() -> Any:
-        settings = config(hidden=(8,), embedding=8, learning_starts=0, batch_size=20)
-        return settings.add_to(made("ppo"), *PENDULUM, n_steps=1000)
-
-    plain, algo, data = curious(), curious(), batches("ppo")
-    monkeypatch.setattr(algo.algo, "learn", algo.algo._learn)  # of PPO, which other tests record
-    for each in (plain, algo):
-        for samples in data:
-            with compiling(CompileChoice(each is algo)):
-                each.receive(samples)
-            each.update()
+def test_a_learned_bonus_is_recorded_too(config: Any, recorded: list[Any]) -> None:
+    algo, settings = made("ppo"), config(hidden=(8,), embedding=8, learning_starts=0, batch_size=20)
+    plain, compiled = (settings.add_to(UNCHANGED, algo, *PENDULUM, n_steps=1000) for _ in range(2))
+    for each in (plain, compiled):
+        for samples in batches("ppo"):
+            with compiling(CompileChoice(each is compiled)):
+                each(samples)
     assert len(recorded) == 1
-    torch.testing.assert_close(algo.bonus.state_dict(), plain.bonus.state_dict(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled.bonus.state_dict(), plain.bonus.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler

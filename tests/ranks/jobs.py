@@ -24,6 +24,7 @@ from rlframe.exploration import NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.rewards import RNDConfig
+from rlframe.rewards.base import UNCHANGED
 from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.runners import Learner, RunnerConfig, SyncRl
 from rlframe.runners.learner import save_skipped_update
@@ -171,12 +172,13 @@ def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 4)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=4)) as sampler:
         algo = a2c.Config().make_algorithm(agent, sampler.batch_spec, 1000, 4)
-        algo = config.add_to(algo, envs.observation_space, envs.action_space, 1000, 4)
+        rewards = config.add_to(UNCHANGED, algo, envs.observation_space, envs.action_space, 1000, 4)
+        learner = Learner(agent, algo, rewards)
         for _ in range(n_batches):
-            algo.receive(sampler.collect())
+            learner.receive(sampler.collect())
             algo.update()
-        check_equal(learned(Learner(agent, algo)), current_ranks())
-    own = algo.state_dict()["bonus"]
+        check_equal(learned(learner), current_ranks())
+    own = rewards.state_dict()
     return own["networks"] | {name: torch.tensor(x) for name, x in own["deviation"]["statistics"].items()}
 
 

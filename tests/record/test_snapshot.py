@@ -180,7 +180,7 @@ def rewritten(path: Path, rank: dict[str, Any] = EMPTY, **changes: Any) -> None:
 
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     rewritten(saved(tmp_path), format=101, rlframe="9.0")
-    with pytest.raises(SnapshotError, match=r"format 101, written by rlframe 9\.0; rlframe .* reads format 4 only"):
+    with pytest.raises(SnapshotError, match=r"format 101, written by rlframe 9\.0; rlframe .* reads format 5 only"):
         load_snapshot(tmp_path)
 
 

@@ -14,9 +14,7 @@ from gymnasium import Space, spaces
 
 from rlframe import launch
 from rlframe.algos import Algorithm, ppo
-from rlframe.algos.base import AlgorithmWrapper
 from rlframe.core.errors import ConfigError
-from rlframe.core.parts import flatten
 from rlframe.core.spaces import FrameStack, random_action, zeros
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Samples
@@ -27,8 +25,9 @@ from rlframe.experiment.settings import from_flat
 from rlframe.models.encoders import has_images
 from rlframe.optimizers.moments import Adam
 from rlframe.rewards import ICMConfig, NoBonus, RNDConfig
-from rlframe.rewards.base import Steps
-from rlframe.runners import Learner, MinibatchRl, RunnerConfig
+from rlframe.rewards.base import UNCHANGED, Steps
+from rlframe.runners import Callback, Learner, MinibatchRl, RunnerConfig
+from rlframe.runners.config import config_of
 from rlframe.samplers import SerialSampler
 from tests.algos.test_dqn import made
 from tests.runners.resumed import assert_resumed_exactly, last_state, words
@@ -41,23 +40,17 @@ SMALL: dict[str, Any] = {"hidden": (16,), "embedding": 16, "learning_starts": 0}
 PICTURE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
 
 
-class Listening(AlgorithmWrapper):
-    """An algorithm that keeps the rewards that it receives."""
-
-    def __init__(self, algo: Algorithm) -> None:
-        super().__init__(algo)
-        self.rewards: list[torch.Tensor] = []
-
-    def receive(self, samples: Samples) -> None:
-        self.rewards.append(samples.reward.clone())
-        self.algo.receive(samples)
+def curious(config: Any, T: int = 6, B: int = 3) -> tuple[SerialSampler, Algorithm, Any]:
+    """A sampler, a PPO, and its rewards with the bonus."""
+    sampler, agent = sampler_for(debug_envs.corridor, T, B, length=4, model_hidden=(8,))
+    algo = ppo.Config(minibatches=1, epochs=1).make_algorithm(agent, sampler.batch_spec, 1000)
+    return sampler, algo, added(config, sampler, algo)
 
 
-def listened(config: Any, T: int = 6, B: int = 3, env: Any = debug_envs.corridor) -> tuple[SerialSampler, Any, Any]:
-    """A sampler, a PPO that keeps its rewards, and the same with the bonus."""
-    sampler, agent = sampler_for(env, T, B, length=4, model_hidden=(8,))
-    algo = Listening(ppo.Config(minibatches=1, epochs=1).make_algorithm(agent, sampler.batch_spec, 1000))
-    return sampler, algo, config.add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+def added(config: Any, sampler: SerialSampler, algo: Algorithm, n_steps: int = 1000, seed: int = 0) -> Any:
+    """Unchanged rewards with the bonus."""
+    in_spaces = sampler.envs.observation_space, sampler.envs.action_space
+    return config.add_to(UNCHANGED, algo, *in_spaces, n_steps, seed)
 
 
 def learn(bonus: Any, steps: Steps, n: int) -> None:
@@ -86,62 +79,90 @@ def batched(space: Space, rows: list[Any]) -> Any:
 
 @pytest.mark.parametrize("config", [RNDConfig(**SMALL, scale=0.5), ICMConfig(**SMALL, scale=0.5)], ids=["rnd", "icm"])
 def test_rewards_are_raised_by_novelty_over_the_deviation_of_its_discounted_sums(config: Any) -> None:
-    sampler, algo, curious = listened(config)
+    sampler, algo, rewards = curious(config)
     sums, running = [0.0], np.zeros(3)
     with closing(sampler):
-        for n in range(8):
+        for _ in range(8):
             samples = sampler.collect()
             valid = samples.valid.numpy()
             with torch.no_grad():
-                novelty = curious.bonus.novelty(curious.bonus.steps(samples)).view(6, 3).numpy()
-            raw = samples.reward.clone()
-            curious.receive(samples)
-            curious.update()
+                novelty = rewards.bonus.novelty(rewards.bonus.steps(samples)).view(6, 3).numpy()
+            found = rewards(samples)
+            algo.receive(found)
+            algo.update()
             for t in range(6):  # on over the ends of episodes
                 running = np.where(valid[t], 0.99 * running + novelty[t], running)
                 sums += running[valid[t]].tolist()
             bonus = np.where(valid, 0.5 * novelty / math.sqrt(np.var(sums) + 1e-8), 0.0)
-            np.testing.assert_allclose(algo.rewards[n], raw.numpy() + bonus, rtol=1e-4)
+            np.testing.assert_allclose(found.reward, samples.reward.numpy() + bonus, rtol=1e-4)
             assert (bonus[valid] > 0).all()
         assert not valid.all()
 
 
 def test_the_bonus_is_of_the_observation_that_a_step_leads_to() -> None:
-    sampler, _, curious = listened(RNDConfig(**SMALL))
+    sampler, _, rewards = curious(RNDConfig(**SMALL))
     with closing(sampler):
         samples = next(each for each in iter(sampler.collect, None) if not each.valid.all())
-        seen = curious.bonus.steps(samples).next_observation.view(6, 3, 4)
+        seen = rewards.bonus.steps(samples).next_observation.view(6, 3, 4)
         assert torch.equal(seen[:-1], samples.inputs.observation[1:-1])
         assert torch.equal(seen[-1], samples.inputs.observation[6])
 
 
-def test_without_a_bonus_the_algorithm_is_the_one_that_was_given() -> None:
-    sampler, algo, same = listened(NoBonus())
+def test_without_a_bonus_the_rewards_are_those_that_were_given() -> None:
+    sampler, _, same = curious(NoBonus())
     sampler.close()
-    assert same is algo
+    assert same is UNCHANGED
 
 
 def test_the_bonus_is_recorded_with_the_algorithm() -> None:
-    sampler, _, curious = listened(RNDConfig(**SMALL, scale="linear(1,0)"))
-    sampler.close()
-    flat = flatten(**curious.configs())
+    sampler, algo, rewards = curious(RNDConfig(**SMALL, scale="linear(1,0)"))
+    with MinibatchRl(sampler, Learner(sampler.agent, algo, rewards), RunnerConfig(n_steps=1000)) as runner:
+        flat = config_of(runner)
     assert (flat["algo"], flat["reward.bonus"], flat["reward.bonus.scale"]) == ("ppo", "rnd", "linear(1,0)")
 
 
 def test_first_env_steps_only_teach_the_normaliser() -> None:
-    sampler, algo, curious = listened(RNDConfig(**{**SMALL, "learning_starts": 20}, batch_size=8))
-    before = [x.detach().clone() for x in curious.bonus.parameters()]
+    sampler, algo, rewards = curious(RNDConfig(**{**SMALL, "learning_starts": 20}, batch_size=8))
+    before = [x.detach().clone() for x in rewards.bonus.parameters()]
     with closing(sampler):
         for n in range(3):
             samples = sampler.collect()
-            raw = samples.reward.clone()
-            assert curious.progress.env_steps >= 20 or n < 2
-            curious.receive(samples)
-            curious.update()
-            assert torch.equal(algo.rewards[n], raw) == (n < 2)
-            unchanged = all(map(torch.equal, before, curious.bonus.parameters()))
+            assert algo.progress.env_steps >= 20 or n < 2
+            found = rewards(samples)
+            algo.receive(found)
+            algo.update()
+            assert torch.equal(found.reward, samples.reward) == (n < 2)
+            unchanged = all(map(torch.equal, before, rewards.bonus.parameters()))
             assert unchanged == (n < 2)
-    assert int(curious.bonus.norm.parts[0].count) == curious.progress.env_steps
+    assert int(rewards.bonus.norm.parts[0].count) == algo.progress.env_steps
+
+
+def test_its_networks_learn_from_a_batch_at_the_rate_of_that_batch() -> None:
+    sampler, algo, rewards = curious(RNDConfig(**SMALL, learning_rate="linear(1,0)", batch_size=8))
+    with closing(sampler):
+        for _ in range(3):
+            found, env_steps = rewards(sampler.collect()), algo.progress.env_steps
+            assert rewards.optimizer.rate == pytest.approx(1 - env_steps / 1000)
+            algo.receive(found)
+            algo.update()
+
+
+class Seen(Callback):
+    """Keeps the rewards of the batches."""
+
+    def __init__(self) -> None:
+        self.rewards: set[float] = set()
+
+    def on_batch(self, samples: Samples) -> None:
+        self.rewards |= {*samples.reward.flatten().tolist()}
+
+
+def test_callbacks_have_the_rewards_without_the_bonus() -> None:
+    sampler, algo, rewards = curious(RNDConfig(**SMALL))
+    options, seen = RunnerConfig(n_steps=200, log_interval_steps=200), Seen()
+    with MinibatchRl(sampler, Learner(sampler.agent, algo, rewards), options, callbacks=[seen]) as runner:
+        assert runner.train()["algo/bonus_mean"] > 0
+    assert seen.rewards <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +237,7 @@ CASES = {  # some steps are collected, and not learned from, when a run is stopp
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = last_state(assert_resumed_exactly(CASES[case], tmp_path, monkeypatch))["algo"]["bonus"]
+    own = last_state(assert_resumed_exactly(CASES[case], tmp_path, monkeypatch))["rewards"]
     assert float(own["deviation"]["statistics"]["count"]) > 100
 
 
@@ -244,15 +265,15 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
 
 def test_a_replay_with_previous_rewards_is_refused() -> None:
     sampler, agent, algo = made(debug_envs.corridor, 1000, length=4, model_feed_back=True)
-    curious = RNDConfig().add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+    learner = Learner(agent, algo, added(RNDConfig(), sampler, algo))
     with closing(sampler), pytest.raises(ConfigError, match=r"reward.bonus .*model.feed_back=true"):
-        MinibatchRl(sampler, Learner(agent, curious), RunnerConfig(n_steps=1000))
+        MinibatchRl(sampler, learner, RunnerConfig(n_steps=1000))
 
 
 def test_a_second_bonus_is_refused() -> None:
-    sampler, _, curious = listened(RNDConfig(**SMALL))
-    with closing(sampler), pytest.raises(ConfigError, match="has one bonus already"):
-        ICMConfig(**SMALL).add_to(curious, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+    sampler, algo, rewards = curious(RNDConfig(**SMALL))
+    with closing(sampler), pytest.raises(ConfigError, match="have one bonus already"):
+        ICMConfig(**SMALL).add_to(rewards, algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
 
 
 def test_a_bonus_that_diverges_names_its_own_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,14 +286,15 @@ def test_a_bonus_that_diverges_names_its_own_learning_rate(tmp_path: Path, capsy
 def explored(bonus: Any, n_batches: int, seed: int = 0) -> tuple[float, float]:
     """PPO's greedy return after batches of 512 steps in a corridor of 30 cells; the mean cell of the last batch."""
     sampler, agent = sampler_for(debug_envs.corridor, 64, 8, seed, length=30, model_hidden=(64,))
-    n_steps, of = 512 * n_batches, (sampler.envs.observation_space, sampler.envs.action_space)
+    n_steps = 512 * n_batches
     config = ppo.Config(learning_rate=1e-3, clip=0.2, normalize_advantage=False)
-    algo = bonus.add_to(config.make_algorithm(agent, sampler.batch_spec, n_steps, seed), *of, n_steps, seed)
+    algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
+    rewards = added(bonus, sampler, algo, n_steps, seed)
     env, once = EnvConfig(debug_envs.corridor, {"length": 30}, "python"), EvalConfig(n_envs=1, n_episodes=1)
     with closing(sampler), closing(Evaluator(env, agent, once)) as evaluator:
         for _ in range(n_batches):
             samples = sampler.collect()
-            algo.receive(samples)
+            algo.receive(rewards(samples))
             algo.update()
         return evaluator.play()[0].return_, float(samples.observation.argmax(-1).float().mean())
 

@@ -20,6 +20,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
+from rlframe.rewards import RNDConfig
+from rlframe.rewards.base import UNCHANGED
 from rlframe.rewards.normalize import NormalizedRewards, rewards_for
 from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
@@ -65,7 +67,7 @@ def test_each_policy_of_several_agents_has_a_deviation_of_its_own() -> None:
         words["env.normalize_reward"] = normalized
         with rlframe.build("ppo", "tests.agents_envs:Crowd", sampler="serial", **words, **sizes) as run:
             found = run.runner.learners.batches(run.runner.sampler.collect())
-            batches.append({learner.name: samples.map(torch.clone) for learner, samples in found})
+            batches.append({each.name: each.rewards(samples).map(torch.clone) for each, samples in found})
     scaled, normal = batches
     for name, samples in normal.items():
         alone = NormalizedRewards(0.99, EnvOptions(normalize_reward=True, reward_scale=3.0))
@@ -152,8 +154,10 @@ def test_the_learner_of_an_async_run_has_the_statistics() -> None:
 def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused() -> None:
     with closing(sampled("CartPole-v1", 1, 8, normalize_reward=True)) as sampler:
         algo = ppo.Config(minibatches=1).make_algorithm(sampler.agent, sampler.batch_spec, 100, 0)
-        with pytest.raises(ConfigError, match=r"give the learner its rewards, .*rewards_for\(sampler, algo\)"):
-            MinibatchRl(sampler, Learner(sampler.agent, algo), RunnerConfig(n_steps=100))
+        in_spaces = sampler.envs.observation_space, sampler.envs.action_space
+        for given in (UNCHANGED, RNDConfig().add_to(UNCHANGED, algo, *in_spaces, 100)):
+            with pytest.raises(ConfigError, match=r"give the learner its rewards, .*rewards_for\(sampler, algo\)"):
+                MinibatchRl(sampler, Learner(sampler.agent, algo, given), RunnerConfig(n_steps=100))
 
 
 @pytest.mark.slow  # test_hardware.py compares losses of PPO, which normalises rewards

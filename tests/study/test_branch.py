@@ -133,7 +133,7 @@ def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_l
 
     def loaded(*changed: str) -> dict[str, Any]:
         optimizer = torch.optim.SGD([parameter], lr=2e-3, weight_decay=0.2)
-        algo: Any = SimpleNamespace(unwrapped=SimpleNamespace(optimizer=optimizer))
+        algo: Any = SimpleNamespace(optimizer=optimizer)
         with keeping({"agent": algo}, changed):
             optimizer.load_state_dict(saved)
         group: dict[str, Any] = optimizer.param_groups[0]
