@@ -39,10 +39,10 @@ from benchmarks.parts.chosen import chosen
 from benchmarks.parts.updates_ours import Case, learner_of
 from benchmarks.updates import cases
 from rlframe.algos import Algorithm
-from rlframe.algos.compiled import CompileChoice, compiling
-from rlframe.algos.cuda_graph import Graphed, Graphs
 from rlframe.kernels.device import learning_in
 from rlframe.replay import InMemory, OnDevice
+from rlframe.updates.compiled import CompileChoice, compiling
+from rlframe.updates.cuda_graph import Graphed, Graphs
 
 WARM_UP = 20  # updates; graphs are captured after three
 SIDES = ("plain", "graph", "bf16", "device", "compiled")

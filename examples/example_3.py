@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import rlframe
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos import Algorithm, Progress, UpdateMetrics
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import AgentInputs, Samples
 from rlframe.distributions import Categorical

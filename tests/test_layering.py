@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"critics", "exploration"},
     {"agents"},
     {"rollout"},
+    {"updates"},
     {"algos", "samplers"},
     {"rewards", "evaluation"},
     {"runners"},

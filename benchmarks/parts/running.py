@@ -14,7 +14,7 @@ from benchmarks.parts.synthetic import STEP_S, Burning, burn, turns, uneven
 from benchmarks.parts.turns import Make, Unit
 from rlframe.agents import Agent, make_policy_agent
 from rlframe.algos import Algorithm, impala
-from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -23,6 +23,7 @@ from rlframe.runners import AsyncRl, AsyncRlConfig, Learner, MinibatchRl, Runner
 from rlframe.samplers import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import WorkersConfig
 from rlframe.samplers.collectors import CollectorProcesses, Collectors
+from rlframe.updates.progress import Progress
 
 UNEVEN = EnvConfig(uneven)
 ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # more than any turn needs

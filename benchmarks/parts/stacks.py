@@ -35,12 +35,12 @@ PARTS: Sequence[Part] = (
     Part("replay: writing", "rlframe/replay/buffer.py", ("append",)),
     Part("replay: sampling", "rlframe/replay/"),
     Part("target updates", "rlframe/algos/off_policy.py", ("soft_update", "copy_into")),
-    Part("updates, compiled", "rlframe/algos/compiled.py", ("_run",)),
-    Part("compiling updates", "rlframe/algos/compiled.py", ("compile_update",)),
+    Part("updates, compiled", "rlframe/updates/compiled.py", ("_run",)),
+    Part("compiling updates", "rlframe/updates/compiled.py", ("compile_update",)),
     Part("optimizer", "torch/optim/"),
-    Part("optimizer", "rlframe/algos/optimizer_step.py", ("_step", "_launch")),
+    Part("optimizer", "rlframe/updates/optimizer_step.py", ("_step", "_launch")),
     Part("backward", "torch/_tensor.py", ("backward",)),
-    Part("backward", "rlframe/algos/optimizer_step.py", ("minimize",)),
+    Part("backward", "rlframe/updates/optimizer_step.py", ("minimize",)),
     Part("backward", "torch/autograd/"),
     Part("waiting for processes", "rlframe/rollout/worker_pool.py"),
     Part("waiting for processes", "rlframe/samplers/background.py"),
@@ -49,6 +49,7 @@ PARTS: Sequence[Part] = (
     Part("acting", "rlframe/rollout/inference.py"),
     Part("batches: writing and reading", "rlframe/samplers/"),
     Part("forward and losses", "rlframe/algos/"),
+    Part("forward and losses", "rlframe/updates/"),
 )
 
 

@@ -13,7 +13,6 @@ from gymnasium.spaces import Box, Discrete, Space
 
 from benchmarks.parts.turns import Unit
 from rlframe.algos import Algorithm, cql, dqn, iql, sac, td3, td3_bc
-from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.experiment.presets import load_preset
@@ -22,6 +21,7 @@ from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.replay.make import Stored
+from rlframe.updates.compiled import CompileChoice, compiling
 
 UPDATES = 10  # in one unit
 _MODULES: dict[str, Any] = {"sac": sac, "td3": td3, "dqn": dqn, "td3_bc": td3_bc, "iql": iql, "cql": cql}

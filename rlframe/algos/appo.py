@@ -7,8 +7,8 @@ received it, π is being learned. V-trace weighs what μ did by π_k / μ, once;
 gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-returns.
 
 A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
-`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
-`optimizer_step`, `optimizers.moments` and `core.types`.
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`,
+`ops.returns`, `updates.optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Its linear policies are model.hidden=[]. V1 sees observations as they are, V2 normalises them by running statistics:
 model.normalize_observation=true.
 
-A gradient step is read here and in `evolution`, `ops.evolution`, `optimizer_step` and `optimizers.moments`;
+A gradient step is read here and in `evolution`, `ops.evolution`, `updates.optimizer_step` and `optimizers.moments`;
 `evaluation.players` plays the episodes.
 """
 

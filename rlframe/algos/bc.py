@@ -5,8 +5,8 @@ sequences.
 
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `models.actor_critic`,
 `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`,
-`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.sequences`,
-`replay.select` and `core.types`.
+`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`,
+`replay.sequences`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from rlframe.algos.base import Algorithm
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.updates.optimizer_step import OptimizerStep
 
 _RATE = "lr"  # of torch's optimizers
 

@@ -19,9 +19,7 @@ from torch import Tensor
 from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
-from rlframe.algos.compiled import Compiled
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
 from rlframe.core.config import count, idle_while, option
 from rlframe.core.errors import ConfigError
@@ -34,6 +32,8 @@ from rlframe.models.actor import Actor
 from rlframe.ops.offline import conservative_gap
 from rlframe.ops.q_learning import taken
 from rlframe.replay import Transitions
+from rlframe.updates.compiled import Compiled
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 _MOST_WEIGHT = 1e6  # of a learned weight, as in the authors' code
 

@@ -6,7 +6,7 @@ With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, pr
 with those of TD3, each on its own.
 
 A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
-`models.actor`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
+`models.actor`, `models.encoders`, `models.network`, `ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`,
 `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
@@ -22,7 +22,6 @@ from torch import Tensor
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     n_step_replay,
@@ -31,7 +30,6 @@ from rlframe.algos.off_policy import (
     soft_update,
     target_policy_smoothing,
 )
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import count, fraction, idle_while, option, positive
@@ -46,6 +44,8 @@ from rlframe.models.actor import Actor
 from rlframe.models.base import averaged
 from rlframe.models.network import Units, frozen
 from rlframe.replay import Replay, Transitions
+from rlframe.updates.compiled import updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz

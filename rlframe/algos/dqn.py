@@ -7,8 +7,8 @@ Beyond it: implicit quantiles (IQN, Dabney et al. 2018, arXiv 1806.06923) and so
 2020). For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
 
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
-`models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
+`models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `updates.optimizer_step`,
+`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, UpdateMetrics
-from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     OffPolicyConfig,
@@ -33,7 +32,6 @@ from rlframe.algos.off_policy import (
     n_step_replay,
     priorities,
 )
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.core.config import choice, count, fraction, idle_while, number, option, positive
 from rlframe.core.errors import ConfigError
@@ -49,6 +47,8 @@ from rlframe.ops.offline import conservative_gap
 from rlframe.ops.q_learning import log_policy_bonus, soft_values, taken
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, Transitions
+from rlframe.updates.compiled import updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz

@@ -1,6 +1,6 @@
 """Evolution Strategies as a Scalable Alternative to Reinforcement Learning. Salimans et al., 2017. arXiv 1703.03864.
 
-A gradient step is read here and in `evolution`, `ops.evolution`, `optimizer_step` and `optimizers.moments`;
+A gradient step is read here and in `evolution`, `ops.evolution`, `updates.optimizer_step` and `optimizers.moments`;
 `evaluation.players` plays the episodes.
 """
 

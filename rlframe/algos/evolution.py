@@ -13,10 +13,8 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, Agent, Choice, Deterministic, make_actor_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -27,6 +25,9 @@ from rlframe.models import ModelConfig
 from rlframe.models.network import OF_BATCH
 from rlframe.models.normalize import RunningNorm
 from rlframe.ops.evolution import merged_moments, weighted_sum
+from rlframe.updates.optimizer_step import make_optimizer_step
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
 
 
 @chz.chz

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import FromReplay
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.core.config import count, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
@@ -23,6 +21,8 @@ from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayConfig, replay
+from rlframe.updates.compiled import looks_of, updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz

@@ -4,8 +4,8 @@ https://arxiv.org/abs/1802.01561. Made for AsyncRl, whose batches come from para
 that samples and learns in turn, every ratio is 1 and this is A2C with n-step returns.
 
 A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
-`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
-`optimizer_step`, `optimizers.moments` and `core.types`.
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`,
+`ops.returns`, `updates.optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

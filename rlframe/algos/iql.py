@@ -3,9 +3,9 @@
 https://arxiv.org/abs/2110.06169. No value of an action that is not in the data is ever asked for.
 
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `critics.base`, `critics.values`,
-`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`,
-`ops.q_learning`, `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`,
-`replay.select` and `core.types`.
+`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`,
+`ops.offline`, `ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`,
+`replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import ImitationConfig
 from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of, soft_update
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import count, fraction
 from rlframe.core.errors import ConfigError
@@ -37,6 +35,8 @@ from rlframe.models import ModelConfig
 from rlframe.ops.offline import advantage_weight, expectile_loss
 from rlframe.ops.q_learning import taken
 from rlframe.replay import NStep, Replay, Transitions
+from rlframe.updates.compiled import updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz

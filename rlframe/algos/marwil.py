@@ -4,8 +4,8 @@ NeurIPS 31, https://papers.nips.cc/paper/7866. With beta=0 it is behaviour cloni
 
 A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `models.actor_critic`,
 `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`, `ops.returns`,
-`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.returns_to_go`, `replay.select` and
-`core.types`.
+`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.returns_to_go`,
+`replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import Progress
 from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import Imitation, ImitationConfig
 from rlframe.algos.off_policy import check_feedforward, replay_of
@@ -28,6 +27,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
 from rlframe.ops.offline import advantage_weight
 from rlframe.replay import Replay, ReturnsToGo, Transitions
+from rlframe.updates.progress import Progress
 
 
 @chz.chz

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
-from rlframe.algos.base import Algorithm, Progress, observed
+from rlframe.algos.base import Algorithm, observed
 from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import AUTO, choice, count, fraction_or_auto, idle_while, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
@@ -30,6 +29,8 @@ from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transition
 from rlframe.replay.buffer import Batch, ReaderConfig
 from rlframe.replay.kinds import counters_of, is_stored
 from rlframe.replay.select import PRIORITY_EPSILON
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
 
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
 _MOST_OBSERVED, _OBSERVED_AT_ONCE = 100_000, 1_000  # rows of data for statistics: their means are within 0.3 % of a std

@@ -15,11 +15,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, QAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics, observed
-from rlframe.algos.compiled import looks_of, updates_of
+from rlframe.algos.base import Algorithm, UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import curve
 from rlframe.core.seeding import Role, generator
@@ -31,6 +28,10 @@ from rlframe.models import ModelConfig
 from rlframe.models.network import OF_BATCH
 from rlframe.ops.policy_gradient import explained_variance, masked_normalize, mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
+from rlframe.updates.compiled import looks_of, updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
 
 NO_INPUTS = AgentInputs((), (), (), ())
 _SIZES = 8  # of minibatches, see `order_of_rows`

@@ -3,8 +3,8 @@
 Sutton & Barto 2018, section 13.4.
 
 A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
-`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
-`optimizer_step`, `optimizers.moments` and `core.types`.
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`,
+`ops.returns`, `updates.optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Proximal Policy Optimization Algorithms. Schulman, Wolski, Dhariwal, Radford, Klimov, 2017. arXiv 1707.06347.
 
 A gradient step is read here and in `on_policy`, `agents.base`, `agents.policy`, `models.actor_critic`,
-`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`,
-`optimizer_step`, `optimizers.moments` and `core.types`.
+`models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`,
+`ops.returns`, `updates.optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ PQN: Q-learning on the newest batch, without replay and without a target network
 many environments and Q(λ) returns take their place.
 
 A gradient step is read here and in `on_policy`, `agents.q`, `critics.values`, `models.q_network`,
-`models.actor_critic`, `models.encoders`, `models.network`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
-`optimizers.moments` and `core.types`.
+`models.actor_critic`, `models.encoders`, `models.network`, `ops.policy_gradient`, `ops.returns`,
+`updates.optimizer_step`, `optimizers.moments` and `core.types`.
 """
 
 from __future__ import annotations

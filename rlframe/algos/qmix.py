@@ -6,7 +6,7 @@ With mixer=sum, Value-Decomposition Networks (VDN, Sunehag et al. 2017, arXiv 17
 feed-forward; the papers' have memory. For the team's reward, the sum of its agents'.
 
 A gradient step is read here and in `off_policy`, `agents.q`, `models.q_network`, `models.central`, `ops.q_learning`,
-`optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
+`updates.optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from torch import Tensor, nn
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, UpdateMetrics
-from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import QLearning, check_feedforward, copy_into, interval_steps, joint_replay
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
@@ -44,6 +42,8 @@ from rlframe.models.q_network import QModel
 from rlframe.ops.q_learning import taken, td_loss
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayConfig, Transitions, replay
+from rlframe.updates.compiled import updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz

@@ -7,8 +7,8 @@ state is reset and the rows that do not count are masked.
 
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.memory`, `ops.returns`, `models.encoders`, `models.network`, `ops.q_learning`,
-`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select` and
-`core.types`.
+`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select`
+and `core.types`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back, replay_of
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
@@ -41,6 +39,8 @@ from rlframe.ops.q_learning import rescale, taken, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import FixedSequence, Replay, ReplayConfig, Sequences, replay
+from rlframe.updates.compiled import looks_of, updates_of
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,0.02)"}  # 0.4, and 0.4 ** 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from rlframe.algos.base import Progress
 from rlframe.core.ranks import current_ranks
+from rlframe.updates.progress import Progress
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
 

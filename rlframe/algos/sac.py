@@ -5,8 +5,9 @@ https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algo
 Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
 
 A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
-`models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`, `optimizer_step`,
-`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
+`models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
+`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
+`core.types`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,8 @@ from torch import Tensor
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic, Temperature
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.compiled import Compiled
-from rlframe.algos.cuda_graph import Graphs
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import soft_update
-from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.replay_ratio import is_due
 from rlframe.core.config import choice, count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
@@ -47,6 +45,9 @@ from rlframe.models.base import has_modes
 from rlframe.models.network import Units, frozen
 from rlframe.models.views import FORBIDDEN
 from rlframe.replay import Replay, Transitions
+from rlframe.updates.compiled import Compiled
+from rlframe.updates.cuda_graph import Graphs
+from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz
@@ -66,9 +67,7 @@ class Config(ActorCriticConfig):
     policy_from: str = choice("least", ("least", "mean"), "of the critics' Q-values: what the policy ascends")
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
     policy_first: bool = option(False, "the policy learns before the critics, and of s and s' as one batch")
-    action_prior: str = choice(
-        "uniform", ("uniform", "gaussian"), "of actions in [-1, 1], where the policy is drawn to"
-    )
+    action_prior: str = choice("uniform", ("uniform", "gaussian"), "of actions in [-1, 1]: what the policy is drawn to")
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     explore: ExploreConfig | str = explore("stochastic", (*SAMPLE_KINDS, *NOISE_KINDS), {"std": 0.1})

@@ -16,7 +16,6 @@ from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
 from rlframe.algos.base import Frozen
-from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, one_line, pluralize
@@ -52,6 +51,7 @@ from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
 from rlframe.samplers.collectors import CollectorProcesses, Collectors
 from rlframe.system.affinity import Affinity
 from rlframe.system.cluster import connect
+from rlframe.updates.compiled import CompileChoice, compiling
 
 _R = TypeVar("_R")
 _OTHER_BITS = (

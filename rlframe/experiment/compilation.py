@@ -19,10 +19,10 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.compiled import CompileChoice
 from rlframe.core.ranks import current_ranks
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import to_flat
+from rlframe.updates.compiled import CompileChoice
 
 _COLD_S, _WARM_S = 45.0, 3.0  # to compile an update, and to load one from the cache, at most
 # What a compiled update saves, measured on one core of an AMD EPYC: PPO's of 9,000 weights and 128 rows 0.4 ms, DQN's

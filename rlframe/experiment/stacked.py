@@ -15,8 +15,6 @@ from typing import Any, NoReturn
 import chz
 
 from rlframe.agents import Agent
-from rlframe.algos.compiled import CompileChoice
-from rlframe.algos.stacked import REMEDY, UpdateStack
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs.pettingzoo import find_multi_agent
@@ -39,6 +37,8 @@ from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.meeting import Meeting
 from rlframe.system.signals import StopRequest, stop_request
+from rlframe.updates.compiled import CompileChoice
+from rlframe.updates.stacked import REMEDY, UpdateStack
 
 _GRACE_S = 7.0  # for each run, from a signal to its snapshot
 

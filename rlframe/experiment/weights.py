@@ -11,7 +11,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.optimizer_step import optimizer_steps
+from rlframe.algos.base import optimizer_steps
 from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed

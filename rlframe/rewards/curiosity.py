@@ -15,11 +15,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
-from rlframe.algos.base import Progress
-from rlframe.algos.compiled import Compiled
-from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.running_deviation import RunningDeviation
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import below_one, count, fraction, option, positive, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -43,6 +39,10 @@ from rlframe.rewards.base import (
     normalizer,
     rows_of,
 )
+from rlframe.updates.compiled import Compiled
+from rlframe.updates.optimizer_step import OptimizerStep
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
 
 _CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.base import SkippedUpdate, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
@@ -22,6 +22,7 @@ from rlframe.record.metrics import of_learner
 from rlframe.rewards.base import UNCHANGED, Rewards
 from rlframe.runners.described import plain_tree
 from rlframe.samplers import Source
+from rlframe.updates.progress import SkippedUpdate
 
 _logger = logging.getLogger("rlframe")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from rlframe.algos import compiled
+from rlframe.updates import compiled
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlframe.algos.cuda_graph import Graph, Graphed, Graphs, Places
 from rlframe.core.struct import Tree
+from rlframe.updates.cuda_graph import Graph, Graphed, Graphs, Places
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
 

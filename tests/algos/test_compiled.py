@@ -17,13 +17,14 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from rlframe.algos import compiled, dqn, ppo, r2d1
-from rlframe.algos.compiled import CompileChoice, compiling
+from rlframe.algos import dqn, ppo, r2d1
 from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
 from rlframe.rewards import ICMConfig, RNDConfig
 from rlframe.rewards.base import UNCHANGED
 from rlframe.system.meeting import NotTogether
+from rlframe.updates import compiled
+from rlframe.updates.compiled import CompileChoice, compiling
 from tests.algos.learners import collected, learner
 from tests.algos.played import as_equations, functions_of
 from tests.algos.test_cuda_graph import CASES, OTHERS, assert_alike, batches, learned, made, trained

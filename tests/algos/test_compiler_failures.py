@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlframe.algos import compiled
-from rlframe.algos.compiled import compiling
+from rlframe.updates import compiled
+from rlframe.updates.compiled import compiling
 from tests.algos.test_compiled import COMPILE, both, warning_of_equal_runs
 from tests.algos.test_cuda_graph import batches, learned, made
 from tests.processes import DEADLINE_S

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlframe.algos import a2c, appo, bc, cql, ddpg, dqn, impala, iql, marwil, pg, ppo, pqn, sac, td3, td3_bc
-from rlframe.algos.cuda_graph import graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.device import learning_in
@@ -19,6 +18,7 @@ from rlframe.models import ModelConfig
 from rlframe.ops import returns
 from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
+from rlframe.updates.cuda_graph import graphed
 from tests.algos.critic_cases import CRITICS
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, as_equations, graphs_of, launch, play, steps_of

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from rlframe import launch
 from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
-from rlframe.algos.base import Progress
 from rlframe.algos.off_policy import copy_into
 from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.core.errors import ConfigError
@@ -24,6 +23,7 @@ from rlframe.models import ModelConfig
 from rlframe.optimizers import AdamConfig
 from rlframe.replay import InMemory
 from rlframe.samplers import serial
+from rlframe.updates.progress import Progress
 from tests.algos.q_table import inputs_at, table_agent, transitions
 from tests.algos.test_learning import blind_time_limit
 

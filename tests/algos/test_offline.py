@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos import bc, cql, dqn, iql, marwil, td3_bc
-from rlframe.algos.base import Progress
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.critics import Critic, Ensemble, ExpectedValue
 from rlframe.optimizers import AdamWConfig
 from rlframe.replay import Sequences, Transitions
+from rlframe.updates.progress import Progress
 from tests.algos.learners import LEVEL, NUMBER, OneBatch, inputs_at, learner, transitions, updated
 from tests.algos.table import table_agent
 from tests.algos.test_sac import continuous, discrete, drawn, log_prob_at, two_rows

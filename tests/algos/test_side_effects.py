@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.compiled import CompileChoice, compiling
+from rlframe.updates.compiled import CompileChoice, compiling
 from tests.algos.test_compiled import (
     Looking,
     assert_alike,

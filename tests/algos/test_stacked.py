@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rlframe.algos.recorded import NotCompiled
-from rlframe.algos.stacked import _Mapped, mapped_graph
+from rlframe.updates.recorded import NotCompiled
+from rlframe.updates.stacked import _Mapped, mapped_graph
 
 
 def update(x: Tensor, weight: Tensor, target: Tensor) -> list[Tensor]:

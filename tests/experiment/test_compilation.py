@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from rlframe import launch
-from rlframe.algos import compiled
 from rlframe.core.files import read_json
 from rlframe.experiment import build, compilation
 from rlframe.experiment.compilation import choose_compile
@@ -21,6 +20,7 @@ from rlframe.experiment.hardware import resolve
 from rlframe.experiment.job import read_job
 from rlframe.experiment.settings import from_flat
 from rlframe.record.snapshot import load_newest
+from rlframe.updates import compiled
 from tests.algos.test_cuda_graph import made
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,10 @@ from torch import nn
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos import on_policy
-from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.base import Algorithm
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.updates.progress import Progress
 
 
 @chz.chz

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.base import Progress
-from rlframe.algos.optimizer_step import OptimizerStep, flushing_for, make_optimizer_step
-from rlframe.algos.schedules import Schedules
 from rlframe.kernels.device import flushes_denormals, flushing_denormals
 from rlframe.optimizers import AdamConfig
+from rlframe.updates.optimizer_step import OptimizerStep, flushing_for, make_optimizer_step
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
 
 LEAST_NORMAL, DENORMAL = torch.finfo(torch.float32).tiny, 1e-39
 

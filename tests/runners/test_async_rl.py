@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, pqn, r2d1, sac, td3
-from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.base import Algorithm
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
@@ -30,6 +30,7 @@ from rlframe.runners import AsyncRl, AsyncRlConfig, Learner, MinibatchRl, Runner
 from rlframe.runners.learner import Learners
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from rlframe.system.service import Supervision
+from rlframe.updates.progress import Progress
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from rlframe.algos import a2c, appo, dqn, impala, pg, ppo, pqn
-from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Struct, leaves, map_tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
@@ -21,6 +20,7 @@ from rlframe.models import ModelConfig
 from rlframe.replay import FixedSequence, NStep, OnDevice, ReplayBuffer
 from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.samplers import SerialSampler
+from rlframe.updates.optimizer_step import OptimizerStep
 from tests.replay.buffers import replay_for, same
 from tests.replay.history import History
 

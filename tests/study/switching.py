@@ -14,11 +14,12 @@ import chz
 import gymnasium
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.base import Algorithm
 from rlframe.core.config import fraction
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
+from rlframe.updates.progress import Progress
 
 START, BEST, BEST_CONSTANT = 0.9, 1.2, 0.39
 

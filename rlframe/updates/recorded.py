@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rlframe.algos.base import Progress
-from rlframe.algos.optimizer_step import OptimizerStep
-from rlframe.algos.schedules import Schedules
-from rlframe.algos.side_effects import Reading, SideEffect, without_side_effects
 from rlframe.core.errors import one_line
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import recording
+from rlframe.updates.optimizer_step import OptimizerStep
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
+from rlframe.updates.side_effects import Reading, SideEffect, without_side_effects
 
 Learn = Callable[[Any], Any]  # from the data of an update to a tree of tensors
 

@@ -12,8 +12,6 @@ import chz
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.base import Algorithm, SkippedUpdate
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
 from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
@@ -21,6 +19,8 @@ from rlframe.kernels.device import flushing_denormals, held, is_recording
 from rlframe.kernels.transfer import Fetched
 from rlframe.models.network import NO_UNITS, Units
 from rlframe.optimizers import Optimizer
+from rlframe.updates.progress import SkippedUpdate
+from rlframe.updates.schedules import Schedules
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
@@ -253,11 +253,6 @@ def make_optimizer_step(
     config = schedules.config.optimizer
     config = config if decays or not hasattr(config, "weight_decay") else chz.replace(config, weight_decay=0.0)
     return OptimizerStep(config.make(list(parameters)), schedules, rate, units)
-
-
-def optimizer_steps(algo: Algorithm) -> dict[str, OptimizerStep]:
-    """Those among an algorithm's attributes, by their names."""
-    return {name: part for name, part in vars(algo).items() if isinstance(part, OptimizerStep)}
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -29,10 +29,6 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.optimizer_step import OptimizerStep, flushing_for
-from rlframe.algos.recorded import CompilerFailed, Learn, NotCompiled, cause, record
-from rlframe.algos.schedules import Schedules
 from rlframe.core.context import set_within
 from rlframe.core.struct import Tree, leaves
 from rlframe.kernels.barriers import loops_in_order
@@ -41,6 +37,10 @@ from rlframe.models.memory import cuts_episodes
 from rlframe.record import current_run
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
+from rlframe.updates.cuda_graph import graphed
+from rlframe.updates.optimizer_step import OptimizerStep, flushing_for
+from rlframe.updates.recorded import CompilerFailed, Learn, NotCompiled, cause, record
+from rlframe.updates.schedules import Schedules
 
 _MOST_FORMS = 8  # of inputs; more would be compiled for ever
 _LONG_S, _TIMEOUT_S = 60.0, 300.0

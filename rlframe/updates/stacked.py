@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.compiled import CompileChoice, Update, compile_graph
-from rlframe.algos.optimizer_step import OptimizerStep, flushing_for
-from rlframe.algos.recorded import Learn, NotCompiled, cause, record
-from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, leaves
 from rlframe.system.meeting import Meeting
+from rlframe.updates.compiled import CompileChoice, Update, compile_graph
+from rlframe.updates.optimizer_step import OptimizerStep, flushing_for
+from rlframe.updates.recorded import Learn, NotCompiled, cause, record
+from rlframe.updates.schedules import Schedules
 
 Run = Callable[..., Sequence[Tensor]]
 

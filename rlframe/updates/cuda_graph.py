@@ -12,11 +12,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from rlframe.algos.optimizer_step import OptimizerStep
-from rlframe.algos.side_effects import Reading, without_side_effects
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16
 from rlframe.system.machine import gc_paused
+from rlframe.updates.optimizer_step import OptimizerStep
+from rlframe.updates.side_effects import Reading, without_side_effects
 
 Learn = Callable[[Tree], Any]  # from the data of an update to a tree of tensors; see `graphed`
 

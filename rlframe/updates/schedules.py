@@ -13,10 +13,10 @@ import chz
 import torch
 from torch import Tensor
 
-from rlframe.algos.base import Progress
 from rlframe.core.config import idle_fields
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill
+from rlframe.updates.progress import Progress
 
 _logger = logging.getLogger("rlframe")
 
