@@ -17,8 +17,9 @@ def imported(name: str) -> ModuleType:
     Raises:
         ConfigError: importing it raised an exception.    ModuleNotFoundError: there is none.
     """
+    module = _module_of(Path(name)) if name.endswith(".py") else name
     try:
-        return _load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        return importlib.import_module(module)
     except ReadableError:
         raise
     except Exception as error:
@@ -27,8 +28,8 @@ def imported(name: str) -> ModuleType:
         raise ConfigError(describe_import(name, error)) from error
 
 
-def _load_file(path: Path) -> ModuleType:
-    """Import a file by its stem, with its folder on sys.path, which worker processes inherit."""
+def _module_of(path: Path) -> str:
+    """The name by which a file is imported, its stem, with its folder on sys.path, which worker processes inherit."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     if not path.stem.isidentifier():
@@ -41,4 +42,4 @@ def _load_file(path: Path) -> ModuleType:
     origin = spec.origin if spec is not None else None
     if origin is None or Path(origin).resolve() != path.resolve():
         raise ConfigError(f"{path} cannot be imported: the name {path.stem!r} means {origin}; rename the file")
-    return importlib.import_module(path.stem)
+    return path.stem
