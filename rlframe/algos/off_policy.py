@@ -63,6 +63,11 @@ class OffPolicyConfig:
         math.nan, "|TD error| from which the loss is linear; inf: squared; nan: 1 for quantile, else inf", infinite=True
     )
 
+    def check_run(self, n_steps: int) -> None:
+        """Raise ConfigError if a run of so many env_steps makes no update, before anything is made for it."""
+        c: Any = self
+        check_learns(c, ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts), n_steps)
+
     def kind(self) -> Value:
         """What the networks say of the return."""
         by_default = 1.0 if self.value == "quantile" else math.inf
@@ -130,19 +135,7 @@ class FromReplay(Algorithm):
         return self.rows_of_update()
 
     def check_run(self, n_steps: int) -> None:
-        c: Any = self.config
-        if (n := c.replay_ratio / self.ratio.batch_size) > _MOST_UPDATES:
-            raise ConfigError(
-                f"algo.replay_ratio={c.replay_ratio:g} with algo.batch_size={c.batch_size} makes {n:,.0f} updates for "
-                f"each env_step, more than {_MOST_UPDATES:,}; use "
-                f"algo.replay_ratio={_MOST_UPDATES * self.ratio.batch_size} or less"
-            )
-        if not self.ratio.updates_until(n_steps):
-            raise ConfigError(
-                f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} "
-                f"and algo.learning_starts={c.learning_starts}, runner.n_steps={n_steps} are too few for one update; "
-                f"lower algo.learning_starts, or use a preset made for such a task (experiment=, see --list presets)"
-            )
+        check_learns(self.config, self.ratio, n_steps)
 
     def drop_updates(self) -> None:
         self.ratio.drop()
@@ -311,6 +304,21 @@ def copy_into(target: nn.Module, online: nn.Module, tau: float = 1.0) -> None:
 
 
 @torch.no_grad()
+def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
+    """Raise ConfigError if a run of so many env_steps makes no update, or too many."""
+    if (n := c.replay_ratio / ratio.batch_size) > _MOST_UPDATES:
+        raise ConfigError(
+            f"algo.replay_ratio={c.replay_ratio:g} with algo.batch_size={c.batch_size} makes {n:,.0f} updates for each "
+            f"env_step, more than {_MOST_UPDATES:,}; use algo.replay_ratio={_MOST_UPDATES * ratio.batch_size} or less"
+        )
+    if not ratio.updates_until(n_steps):
+        raise ConfigError(
+            f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} and "
+            f"algo.learning_starts={c.learning_starts}, runner.n_steps={n_steps} are too few for one update; lower "
+            f"algo.learning_starts, or use a preset made for such a task (experiment=, see --list presets)"
+        )
+
+
 def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tensor) -> None:
     """target <- (1 - tau) target + tau online, all tensors at once (Lillicrap et al. 2016, algorithm 1)."""
     if not targets:  # of critics without

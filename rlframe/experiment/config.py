@@ -260,6 +260,8 @@ def _check_data(experiment: Experiment) -> None:
                 f"algo.replay.live=0: the rows of runner={_kind('runner', experiment.runner)} would be lost; use "
                 f"runner=offline_rl, or algo.replay.live=0.5 to learn from both"
             )
+        if check := getattr(algo, "check_run", None):
+            check(experiment.runner.n_steps)
         return
     if experiment.env == NO_ENV and experiment.evaluates and not (experiment.eval.env or experiment.eval.estimate):
         raise ConfigError(f"env={NO_ENV} cannot be played: give eval.env=, eval.estimate= or eval.n_episodes=0")
@@ -269,9 +271,7 @@ def _check_data(experiment: Experiment) -> None:
     if not replay.has_data:
         raise ConfigError(f"runner=offline_rl learns from data: give {how}, or another runner")
     if replay.is_live():
-        raise ConfigError(
-            f"algo.replay.live={replay.live:g} has no meaning with runner=offline_rl, which plays nothing"
-        )
+        raise ConfigError(f"algo.replay.live={replay.live:g} is not for runner=offline_rl, which plays nothing")
 
 
 def _check_policies(experiment: Experiment) -> None:
