@@ -15,7 +15,6 @@ from typing import Any
 import chz
 import torch
 
-from rlframe.algos.changed import keeping
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
@@ -28,7 +27,7 @@ from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.resumable import changed_at, is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
-from rlframe.experiment.weights import agents_in
+from rlframe.experiment.weights import agents_in, keeping
 from rlframe.record import current_run, logger_context
 from rlframe.record.directory import run_directory
 from rlframe.record.rank_state import list_snapshots

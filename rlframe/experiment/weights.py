@@ -1,9 +1,9 @@
-"""Weights from snapshots: for `init=`, for loading trained agents, and the state of optimizers."""
+"""Weights from snapshots: for `init=`, for loading trained agents, and the state of optimizers and what it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
+
+_RATE = "lr"  # of torch's optimizers
 
 
 def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
@@ -152,3 +154,38 @@ def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
         except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             problem = f"{type(error).__name__} {str(error)[:100]}"
             raise ConfigError(f"init_optimizer=true: {name} of {source} is malformed: {problem}; use init=") from None
+
+
+@contextmanager
+def keeping(algos: Mapping[str, Algorithm], changed: Collection[str]) -> Iterator[None]:
+    """Load a state of algorithms within the block. Optimizers' settings that are `changed` stay as they were before it.
+
+    An OptimizerStep saves no rate but one that a callback set, which then ends. A torch.optim.Optimizer that is an
+    attribute of the algorithm saves all its settings: its own are known by the last part of a key, and `lr` by
+    learning_rate.
+
+    Args:
+        algos: by the name of their policies.
+        changed: keys, such as algo.learning_rate, or agents.policies.red.algo.learning_rate of one of several policies.
+    """
+    with ExitStack() as kept:
+        for name, algo in algos.items():
+            own = {key.removeprefix(f"agents.policies.{name}.") for key in changed}
+            kept.enter_context(_keeping(algo, {key for key in own if not key.startswith("agents.")}))
+        yield
+
+
+@contextmanager
+def _keeping(algo: Algorithm, changed: Collection[str]) -> Iterator[None]:
+    steps = [step for step in optimizer_steps(algo).values() if step.rate_key in changed]
+    rates = [step.learning_rate for step in steps]
+    names = {key.rpartition(".")[2] for key in changed}
+    names |= {_RATE} if any(name.endswith("learning_rate") for name in names) else set()
+    optimizers = [part for part in vars(algo).values() if changed and isinstance(part, torch.optim.Optimizer)]
+    kept = [[{k: x for k, x in group.items() if k in names} for group in each.param_groups] for each in optimizers]
+    yield
+    for step, rate in zip(steps, rates, strict=True):
+        step.use_rate(rate)
+    for each, groups in zip(optimizers, kept, strict=True):
+        for group, own in zip(each.param_groups, groups, strict=True):
+            group.update(own)

@@ -16,8 +16,8 @@ import torch
 from rlframe import launch
 from rlframe.agents import make_policy_agent
 from rlframe.algos.a2c import A2C, Config
-from rlframe.algos.changed import keeping
 from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.experiment.weights import keeping
 from rlframe.models import ModelConfig
 from rlframe.record.branch import branch, change_settings, changes_of, copy_newest_snapshot
 from rlframe.record.directory import DirectoryLock
