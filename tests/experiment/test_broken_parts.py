@@ -43,7 +43,8 @@ RUNS = {  # the word, and what the error says
     "algo.optimizer=SteppedOptimizer": f"algo.optimizer={HERE}:SteppedOptimizer failed in step{DIVIDED}",
     "algo.optimizer=SavedOptimizer": f"algo.optimizer={HERE}:SavedOptimizer failed in state_dict{DIVIDED}",
     "algo.optimizer=MadeOptimizer": f"algo.optimizer={HERE}:MadeOptimizer cannot be made{DIVIDED}",
-    "algo=dqn algo.learning_starts=64 algo.explore=MadeExploration": f"algo.explore={HERE}:MadeExploration cannot be made{DIVIDED}",
+    "algo=dqn algo.learning_starts=64 algo.explore=MadeExploration": f"algo.explore={HERE}:MadeExploration cannot be "
+    f"made{DIVIDED}",
     "env=Pendulum-v1 model.distribution=MadeDistribution": f"model.distribution={HERE}:MadeDistribution cannot be made"
     f"{DIVIDED}",
 }
