@@ -91,6 +91,11 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
     low, high = _numbers(words, "low"), _numbers(words, "high")
     named = {name: list(map(Path, text.split(","))) for name, text in words.remaining.items() if text.endswith(".csv")}
     words.remaining = {name: text for name, text in words.remaining.items() if name not in named}
+    for name, text in words.remaining.items():
+        if Path(text.split(",")[0]).is_dir():
+            raise ConfigError(
+                f"{name}={text} has no result files; make one of its runs by: rlframe results add DIR out=FILE.csv"
+            )
     words.check_unknown("NAME=FILE.csv")
     if files or not named or len(marks) > 1:
         raise ConfigError("name the files of each algorithm, NAME=FILE.csv,FILE.csv..., and at most one at=")

@@ -71,6 +71,7 @@ def test_algorithms_are_compared_by_normalised_scores(folder: Path, capsys: pyte
         (["a=t/a_one.csv", "low=1", "high=0"], "must be below high"),
         (["a=t/a_one.csv", "low=1,2", "high=3"], "low= has 2 numbers for 1 task"),
         (["a=t/lost.csv"], "t/lost.csv does not exist"),
+        (["a=t"], "a=t has no result files; make one of its runs by: rlframe results add DIR out=FILE.csv"),
         (["a=t/a_one.csv", "at=5q"], "at='5q' must be numbers"),
         (["a=t/a_one.csv", "metric=eval/return"], "has no 'eval/return'; it has env_steps, eval/return_mean; did you"),
     ],
