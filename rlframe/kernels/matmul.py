@@ -85,7 +85,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _without_bias(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T; of k networks by bmm, since `@` adds views that hide a transposed gradient (see algos.recorded)."""
+    """x weight^T; of k networks by bmm, since `@` adds views that hide a transposed gradient (see updates.recorded)."""
     return torch.bmm(x, weight.mT) if weight.dim() == 3 else x @ weight.mT
 
 
