@@ -303,7 +303,6 @@ def copy_into(target: nn.Module, online: nn.Module, tau: float = 1.0) -> None:
         torch._foreach_copy_([*target.parameters(), *target.buffers()], [*online.parameters(), *online.buffers()])
 
 
-@torch.no_grad()
 def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
     """Raise ConfigError if a run of so many env_steps makes no update, or too many."""
     if (n := c.replay_ratio / ratio.batch_size) > _MOST_UPDATES:
@@ -319,6 +318,7 @@ def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
         )
 
 
+@torch.no_grad()
 def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tensor) -> None:
     """target <- (1 - tau) target + tau online, all tensors at once (Lillicrap et al. 2016, algorithm 1)."""
     if not targets:  # of critics without

@@ -89,6 +89,7 @@ def test_critics_differ_from_each_other_and_their_targets_move_with_them() -> No
         critic.learned[0][0].zero_()
     assert not torch.equal(critic.target(x, a), critic(x, a))
     soft_update(*critic.target_and_online(), 1.0)
+    assert not any(target.requires_grad for target in critic.target_and_online()[0]), "targets stay constants"
     assert torch.equal(critic.target(x, a), critic(x, a))
 
 
