@@ -241,7 +241,8 @@ class SAC(OffPolicyActorCritic):
         policy = self.agent.policy
         if not isinstance(policy, SquashedGaussian | Choice):
             raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
-        return (Continuous if policy.size else Discrete)(self.critic, policy, self.generator, self.now)
+        kind = Continuous if policy.size else Discrete
+        return kind(self.critic, policy, self.generator, self.now)
 
     def target_entropy(self, drawn: Any) -> Any:
         """What the temperature brings the policy's entropy to, nats."""

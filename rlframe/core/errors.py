@@ -117,8 +117,8 @@ def describe(error: BaseException) -> str:
 def describe_import(module: str, error: Exception) -> str:
     """What importing a module raised, and in which line of which file, as one line."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
-    known = isinstance(error, SyntaxError) or not lines  # or its text says where
-    where = "" if known else f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})"
+    says_where = isinstance(error, SyntaxError)  # in its text
+    where = "" if says_where or not lines else f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})"
     text = shortened(str(error), 500).replace("\n", " ")
     return f"importing {module} raised {type(error).__name__}: {text}{where}"
 

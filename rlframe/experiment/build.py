@@ -212,7 +212,7 @@ def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm
 def _make_rewards(experiment: Experiment, sampler: Source, algo: Algorithm, in_spaces: tuple[Space, Space]) -> Rewards:
     """The rewards that an algorithm learns from, with their bonus."""
     n_steps, bonus = experiment.runner.n_steps, experiment.reward.bonus
-    found: Rewards = bonus.add_to(rewards_for(sampler, algo), algo, *in_spaces, n_steps, experiment.seed)
+    found: Rewards = bonus.add_to(rewards_for(sampler, algo), algo, in_spaces, n_steps, experiment.seed)
     return found
 
 

@@ -247,7 +247,7 @@ def _check_recording(experiment: Experiment) -> None:
     if experiment.record and (runner.evolves or runner.learns_from_data):
         raise ConfigError(f"{name} writes the batches of a sampler, which runner={_kind('runner', runner)} has not")
     if experiment.record and experiment.env_options.normalize_reward:
-        raise ConfigError(f"{name} writes the rewards learned from, which env.normalize_reward=true changes; remove it")
+        raise ConfigError(f"{name} writes the sampler's rewards, not those of env.normalize_reward=true; remove it")
 
 
 def _check_data(experiment: Experiment) -> None:

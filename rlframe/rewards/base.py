@@ -126,20 +126,15 @@ class BonusConfig:
     """Base class of the Configs of bonuses."""
 
     def add_to(
-        self,
-        rewards: Rewards,
-        algo: Algorithm,
-        observation_space: Space,
-        action_space: Space,
-        n_steps: int,
-        seed: int = 0,
+        self, rewards: Rewards, algo: Algorithm, in_spaces: tuple[Space, Space], n_steps: int, seed: int = 0
     ) -> Rewards:
-        """The rewards with the bonus added, for the Learner of this algorithm.
+        """The rewards with the bonus added, if there is one, for the Learner of this algorithm.
 
         Args:
-            n_steps: env_steps of the run, over which schedules go.    seed: the run's root seed.
+            in_spaces: of observations and of actions.    n_steps: env_steps of the run, over which schedules go.
+            seed: the run's root seed.
         """
-        raise NotImplementedError
+        return rewards
 
     def networks(self, observation_space: Space, action_space: Space) -> Sequence[nn.Module]:
         """New networks as those of the bonus, for their number of weights."""
@@ -149,17 +144,6 @@ class BonusConfig:
 @chz.chz
 class NoBonus(BonusConfig):
     """No bonus: algorithms learn from the environment's rewards alone. The default."""
-
-    def add_to(
-        self,
-        rewards: Rewards,
-        algo: Algorithm,
-        observation_space: Space,
-        action_space: Space,
-        n_steps: int,
-        seed: int = 0,
-    ) -> Rewards:
-        return rewards
 
 
 @chz.chz

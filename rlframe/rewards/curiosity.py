@@ -76,16 +76,10 @@ class CuriosityConfig(BonusConfig):
         return (self.make_bonus(observation_space, action_space),)
 
     def add_to(
-        self,
-        rewards: Rewards,
-        algo: Algorithm,
-        observation_space: Space,
-        action_space: Space,
-        n_steps: int,
-        seed: int = 0,
+        self, rewards: Rewards, algo: Algorithm, in_spaces: tuple[Space, Space], n_steps: int, seed: int = 0
     ) -> Curiosity:
         with initial_weights(seed_int(seed, Role.BONUS)):
-            bonus = self.make_bonus(observation_space, action_space)
+            bonus = self.make_bonus(*in_spaces)
         device = next((parameter.device for parameter in algo.progress.learned), _CPU)
         return Curiosity(rewards, bonus.to(device), algo.progress, n_steps, self, seed)
 

@@ -42,7 +42,8 @@ class Schedules:
         names = list(chz.chz_fields(config)) if chz.is_chz(config) else list(vars(config))
         fields = {name: getattr(config, name) for name in names}
         self.config, self.n_steps, self.progress, self.device = config, n_steps, progress, torch.device(device)
-        given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name not in idle_fields(config)}
+        used = fields.keys() - idle_fields(config)
+        given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name in used}
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
         self.compiles = True  # no function of these numbers has failed to compile

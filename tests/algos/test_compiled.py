@@ -99,7 +99,7 @@ def test_a_recorded_update_learns_what_its_equations_learn(name: str, recorded: 
 @pytest.mark.parametrize("config", [RNDConfig, ICMConfig])
 def test_a_learned_bonus_is_recorded_too(config: Any, recorded: list[Any]) -> None:
     algo, settings = made("ppo"), config(hidden=(8,), embedding=8, learning_starts=0, batch_size=20)
-    plain, compiled = (settings.add_to(UNCHANGED, algo, *PENDULUM, n_steps=1000) for _ in range(2))
+    plain, compiled = (settings.add_to(UNCHANGED, algo, PENDULUM, n_steps=1000) for _ in range(2))
     for each in (plain, compiled):
         for samples in batches("ppo"):
             with compiling(CompileChoice(each is compiled)):

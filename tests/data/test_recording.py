@@ -61,7 +61,10 @@ def test_a_run_records_the_episodes_of_its_log(tmp_path: Path, capsys: pytest.Ca
     ("words", "says"),
     [
         (("algo=es",), "record=x-v0 writes the batches of a sampler"),
-        (("algo=ppo", "env.normalize_reward=true"), "writes the rewards learned from"),
+        (
+            ("algo=ppo", "env.normalize_reward=true"),
+            "writes the sampler's rewards, not those of env.normalize_reward=true",
+        ),
         (("algo=ppo", "record=x"), "record: 'x' is no dataset"),
         (("algo=ppo", "record=x-{env}-v0"), "may have {seed} and {run_ID} in braces"),
     ],

@@ -172,7 +172,7 @@ def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 4)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=4)) as sampler:
         algo = a2c.Config().make_algorithm(agent, sampler.batch_spec, 1000, 4)
-        rewards = config.add_to(UNCHANGED, algo, envs.observation_space, envs.action_space, 1000, 4)
+        rewards = config.add_to(UNCHANGED, algo, (envs.observation_space, envs.action_space), 1000, 4)
         learner = Learner(agent, algo, rewards)
         for _ in range(n_batches):
             learner.receive(sampler.collect())

@@ -50,7 +50,7 @@ def curious(config: Any, T: int = 6, B: int = 3) -> tuple[SerialSampler, Algorit
 def added(config: Any, sampler: SerialSampler, algo: Algorithm, n_steps: int = 1000, seed: int = 0) -> Any:
     """Unchanged rewards with the bonus."""
     in_spaces = sampler.envs.observation_space, sampler.envs.action_space
-    return config.add_to(UNCHANGED, algo, *in_spaces, n_steps, seed)
+    return config.add_to(UNCHANGED, algo, in_spaces, n_steps, seed)
 
 
 def learn(bonus: Any, steps: Steps, n: int) -> None:
@@ -273,7 +273,7 @@ def test_a_replay_with_previous_rewards_is_refused() -> None:
 def test_a_second_bonus_is_refused() -> None:
     sampler, algo, rewards = curious(RNDConfig(**SMALL))
     with closing(sampler), pytest.raises(ConfigError, match="have one bonus already"):
-        ICMConfig(**SMALL).add_to(rewards, algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+        ICMConfig(**SMALL).add_to(rewards, algo, (sampler.envs.observation_space, sampler.envs.action_space), 1000)
 
 
 def test_a_bonus_that_diverges_names_its_own_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

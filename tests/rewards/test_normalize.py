@@ -155,7 +155,7 @@ def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused(
     with closing(sampled("CartPole-v1", 1, 8, normalize_reward=True)) as sampler:
         algo = ppo.Config(minibatches=1).make_algorithm(sampler.agent, sampler.batch_spec, 100, 0)
         in_spaces = sampler.envs.observation_space, sampler.envs.action_space
-        for given in (UNCHANGED, RNDConfig().add_to(UNCHANGED, algo, *in_spaces, 100)):
+        for given in (UNCHANGED, RNDConfig().add_to(UNCHANGED, algo, in_spaces, 100)):
             with pytest.raises(ConfigError, match=r"give the learner its rewards, .*rewards_for\(sampler, algo\)"):
                 MinibatchRl(sampler, Learner(sampler.agent, algo, given), RunnerConfig(n_steps=100))
 
