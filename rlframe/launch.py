@@ -124,12 +124,12 @@ def _launch(argv: list[str]) -> int:
 def _launch_with(words: KeyValues) -> int:
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
+        from rlframe.core.config import split_values
         from rlframe.experiment.fetch import with_fetched
         from rlframe.experiment.job import check_words, place_job, read_job
         from rlframe.experiment.stacked import read_stack, run_stack
         from rlframe.experiment.train import describe_job
         from rlframe.record.remote import is_uri
-        from rlframe.study.plan import split_values
         from rlframe.study.process import run_with_retries
         from rlframe.study.sweep import is_study, run_sweep, single_run
         from rlframe.system.distributed import rank_from_environment

@@ -96,14 +96,26 @@ def key_of(config: Any, name: str) -> str:
     return next((_KEYS[place] for place in places if place in _KEYS), "") + name.removeprefix("X_")  # chz adds X_
 
 
+def split_values(text: str) -> tuple[str, ...]:
+    """Split at commas outside of brackets: `[64,64],[256,256]` are two values."""
+    values, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += character
+    return tuple(value.strip() for value in values)
+
+
 def entries_of(text: str) -> list[str]:
-    """The entries of a list: a,b or [a,b] or (a,b). Raises ValueError if it has more brackets, or empty entries."""
+    """The entries of a list: a,b or [a,b] or (a,b). Raises ValueError if it has lists in it, or empty entries."""
     inside = text.strip()
     if inside[:1] + inside[-1:] in ("[]", "()"):
         inside = inside[1:-1]
-    entries = [entry.strip() for entry in inside.split(",")]
+    entries = list(split_values(inside))
     entries = entries if entries[-1] else entries[:-1]
-    if "" in entries or "[" in inside or "]" in inside:
+    if "" in entries or any("[" in name or "]" in name for name in (entry.partition("(")[0] for entry in entries)):
         raise ValueError
     return entries
 

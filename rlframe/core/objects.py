@@ -81,10 +81,11 @@ def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
 def made_by(name: str, found: Any, kind: type, *arguments: Any) -> Any:
     """What a class of this kind makes; an object that was given may also be a function that makes one.
 
-    The value itself if it is neither, so that what a mistyped name means is not called.
+    As may what has arguments. The value itself if it is neither, so that what a mistyped name means is not called.
     """
     is_function = callable(found) and not isinstance(found, (type, kind))
-    makes = issubclass(found, kind) if isinstance(found, type) else isinstance(name, ObjectName) and is_function
+    is_call = isinstance(name, ObjectName) or isinstance(found, partial)
+    makes = issubclass(found, kind) if isinstance(found, type) else is_call and is_function
     return found(*arguments) if makes else found
 
 

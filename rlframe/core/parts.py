@@ -23,6 +23,7 @@ from chz.tiepin import CastError
 from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.imports import imported
+from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName, name_of, others_beside
 from rlframe.core.schedule import Schedule
 
@@ -299,6 +300,8 @@ def find_config(name: str, package: str) -> type:
         ConfigError: there is no such module or class.
     """
     if isinstance(name, ObjectName) or ":" in name:
+        if split_call(name)[1]:
+            raise ConfigError(f"{name!r} must be a name alone; give its arguments as keys below this one")
         found = find_attribute(name, "")
         if isinstance(found, type) and chz.is_chz(found):
             return found
@@ -331,33 +334,6 @@ def find_module(name: str, package: str) -> ModuleType:
         return imported(target)
     except ModuleNotFoundError as error:
         raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
-
-
-def find_attribute(name: str, key: str) -> Any:
-    """What `package.module:name` or `./file.py:name` means, or the object of an ObjectName.
-
-    Args:
-        key: the setting that says so, for messages; empty if the caller puts it before them.
-    Raises:
-        ConfigError: it is not of this form, or there is no such module or name.
-    """
-    if isinstance(name, ObjectName):
-        return name.value
-    module_name, _, attribute = name.rpartition(":")
-    at = f"{key}={name}: " if key else ""
-    form = "package.module:name or ./file.py:name"
-    if not module_name:
-        raise ConfigError(f"{f'{key}=' * bool(key)}{name} must be written {form}")
-    try:
-        module = imported(module_name)
-    except ConfigError as error:
-        raise ConfigError(f"{at}{error}") from error.__cause__
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{at}{error}; write {form}") from None
-    found = vars(module)
-    if attribute not in found:
-        raise ConfigError(f"{at}{module_name} has no {attribute}{nearest(attribute, found)}")
-    return found[attribute]
 
 
 def kinds_of(package: str) -> Mapping[str, type]:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, naming, one_line
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_attribute
 from rlframe.core.struct import leaves
 from rlframe.data.episodes import SAMPLED_ACTION, Episode, shifted
 from rlframe.data.reading import fitted

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, naming
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import OR_A_FUNCTION, made_by
-from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import action_parts, box_scaling
 from rlframe.core.struct import Tree, map_tree
 from rlframe.distributions.base import Distribution, Joint

@@ -12,8 +12,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import ObjectName, can_import, name_of, pickled
-from rlframe.core.parts import find_attribute
 from rlframe.envs import pettingzoo
 from rlframe.envs.make import MADE, resolve
 

@@ -21,8 +21,8 @@ from rlframe.core.arguments import checked
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, describe_import
 from rlframe.core.multi_agent import JointSpace
+from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName
-from rlframe.core.parts import find_attribute
 from rlframe.envs import atari, envpool, gymnasium_vector, none, pettingzoo
 from rlframe.envs.base import EnvConfig, Envs, ScaledRewards
 from rlframe.envs.multi_agent import make_multi_agent
@@ -241,6 +241,9 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
         if not callable(id_):
             raise ConfigError(f"env={id_!r} is not a Gymnasium id, package.module:callable, or a callable")
         return id_
+    called, arguments = split_call(id_)
+    if arguments:
+        raise ConfigError(f"env={id_}: write env={called} env_kwargs.{arguments.partition('=')[0].strip()}=VALUE")
     module, colon, rest = id_.rpartition(":")
     if module.endswith(".py"):
         found = find_attribute(id_, "env")

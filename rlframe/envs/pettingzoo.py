@@ -17,7 +17,7 @@ from gymnasium import Space, spaces
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.multi_agent import OBSERVATION, PolicyMap
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_attribute
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.envs.observations import InvalidValue
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Box
 
 from rlframe.core.errors import ConfigError, shortened, warn_once
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_attribute, split_call
 from rlframe.core.spaces import ACTION_MASK, FrameStack, channels_last, mask_parts
 from rlframe.envs.options import EnvOptions
 
@@ -40,8 +40,8 @@ def load_wrappers(options: EnvOptions) -> list[Wrap]:
                     f"env.wrappers={name} is {wrap!r}, not a wrapper or function of an environment"
                 ) from None
             raise ConfigError(
-                f"env.wrappers={name} cannot be called with an environment alone; write a function of an environment "
-                f"that makes it, ./file.py:function"
+                f"env.wrappers={name} needs more than an environment; give its other arguments, "
+                f"env.wrappers=[{split_call(name)[0]}(name=value)]"
             ) from None
     return found
 

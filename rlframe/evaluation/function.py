@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, ReadableError, warn_once
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_attribute
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
 from rlframe.envs.multi_agent import MultiAgentEnv

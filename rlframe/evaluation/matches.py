@@ -15,7 +15,7 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, PartError, aligned, naming, one_line, printable, warn_once
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_attribute
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.spaces import action_decoder, zeros
 from rlframe.core.struct import Tree, as_numpy, map_tree

@@ -94,7 +94,7 @@ class Experiment:
     init_optimizer: bool = option(False, "with init, take the state of its optimizers too")
     log_level: str = choice("INFO", LEVELS, "what the console shows; WARNING: no rows of the log either")
     callbacks: tuple[str, ...] = names(
-        (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
+        (), "[module:Class,./file.py:Class(key=value)]: your subclasses of rlframe.runners.Callback"
     )
     record: str = option(
         "",

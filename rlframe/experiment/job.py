@@ -13,7 +13,8 @@ from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
-from rlframe.core.parts import ROOTS, find_attribute, part_name
+from rlframe.core.names import find_attribute
+from rlframe.core.parts import ROOTS, part_name
 from rlframe.data.writing import check_free, check_name
 from rlframe.evaluation.function import find_function
 from rlframe.experiment import hardware

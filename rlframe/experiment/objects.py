@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 
 import chz
 
+from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError, printable
+from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName, can_import, name_of
-from rlframe.core.parts import GROUPS, Part, find_attribute, known_keys, part_at, part_name, values_of
+from rlframe.core.parts import GROUPS, Part, known_keys, part_at, part_name, values_of
 from rlframe.envs.given import settings_of
 from rlframe.envs.make import resolve
 from rlframe.experiment.agents import without_policy
@@ -102,7 +104,7 @@ def _named(key: str, value: Any, part: Part | None) -> Iterator[tuple[str, Any]]
     elif key == "agents.global_state" and isinstance(value, bool):
         yield key, str(value).lower()
     elif key in _LISTS:
-        each = value.strip("[] ").split(",") if isinstance(value, str) else value
+        each = split_values(value.strip("[] ")) if isinstance(value, str) else value
         each = each if isinstance(each, list | tuple) else [each]
         names = [one.strip() if isinstance(one, str) else one for one in each if one != ""]
         yield key, [_name(key, name, _LISTS[key]) for name in names]
@@ -148,7 +150,7 @@ def _named_fields(key: str, config: Any) -> Iterator[tuple[str, Any]]:
 def _name(key: str, value: Any, wanted: str) -> str:
     """The name of a value of a key that takes names."""
     if isinstance(value, str):
-        module = value.rpartition(":")[0]
+        module = split_call(value)[0].rpartition(":")[0]
         here = module and not module.endswith(".py") and not can_import(module)
         return ObjectName(value, find_attribute(value, key), key) if here else value
     if _is_plain(value) or isinstance(value, ModuleType):
@@ -191,7 +193,8 @@ def is_same(given: Any, before: Any) -> bool:
 def _place_and_name(text: str) -> tuple[str, str]:
     """Module or file, empty for a name of rlframe's own, and the name in it, empty for that of a file's Config."""
     text = text.removesuffix("()")
-    return (text, "") if text.endswith(".py") else (text.rpartition(":")[0], text.rpartition(":")[2])
+    place = split_call(text)[0].rpartition(":")[0]
+    return (text, "") if text.endswith(".py") else (place, text.removeprefix(f"{place}:"))
 
 
 def recorded(config: Mapping[str, Any], given: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -231,7 +234,7 @@ def _again(key: str, text: str) -> str:
     place, _ = _place_and_name(text)
     if place.endswith(".py"):
         return f"{key}=DIR/{Path(place).name}{text.removeprefix(place)}, where it is now"
-    name = text.rpartition(":")[2]
+    name = split_call(text)[0].rpartition(":")[2]
     name = name if name.removesuffix("()").isidentifier() else "..."
     shown = f"[{name}]" if key in _LISTS else name
     python = f"{key}={shown}" if "." not in key else f'**{{"{key}": {shown}}}'

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlframe.core.config import count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError, naming, shortened
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_class
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import AgentInputs, Array
@@ -261,7 +261,7 @@ class OwnExplorationConfig(ExploreConfig):
         key = f"algo.explore={self.name or 'own'}"
         if not self.name:
             raise ConfigError(f"{key} needs algo.explore.name=module:Class")
-        cls = find_attribute(self.name, "algo.explore")
+        cls = find_class(self.name, "algo.explore")
         if not (isinstance(cls, type) and issubclass(cls, QExploration | ActionNoise)):
             raise ConfigError(f"{key} is no subclass of rlframe.exploration.QExploration or ActionNoise")
         return cls

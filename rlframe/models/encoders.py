@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.multi_agent import JointSpace
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import OR_A_FUNCTION, made_by
-from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import action_parts, channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16, learning_in

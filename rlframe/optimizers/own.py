@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import option
 from rlframe.core.errors import ConfigError, naming, shortened
-from rlframe.core.parts import find_attribute
+from rlframe.core.names import find_class
 from rlframe.kernels.device import is_recording
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
@@ -53,7 +53,7 @@ class OwnConfig(OptimizerConfig):
         key = f"algo.optimizer={self.name or 'own'}"
         if not self.name:
             raise ConfigError(f"{key} needs algo.optimizer.name=module:Class")
-        cls = find_attribute(self.name, "algo.optimizer")
+        cls = find_class(self.name, "algo.optimizer")
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise ConfigError(f"{key} is no subclass of torch.optim.Optimizer; give the class, which the run calls")
         if cls is torch.optim.SparseAdam:

@@ -31,8 +31,8 @@ from rlframe.core.files import (
     read_regular_file,
     replace_file,
 )
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import ObjectName, name_of
-from rlframe.core.parts import find_attribute
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
@@ -339,7 +339,8 @@ def _own(name: str) -> MakeLogger:
     if isinstance(found, Logger):
         return partial(_given, found)
     is_class = isinstance(found, type) and issubclass(found, Logger)
-    if not (is_class or (isinstance(name, ObjectName) and callable(found) and not isinstance(found, type))):
+    is_function = isinstance(name, ObjectName) and callable(found) and not isinstance(found, type)
+    if not (is_class or is_function or isinstance(found, partial)):
         raise ConfigError(f"loggers={name} is not a subclass of rlframe.record.Logger")
     make: MakeLogger = found
     return make

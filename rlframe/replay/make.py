@@ -21,7 +21,8 @@ from rlframe.core import spaces
 from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.memory import available_memory
-from rlframe.core.parts import find_attribute, part
+from rlframe.core.names import find_class
+from rlframe.core.parts import part
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator
 from rlframe.core.spaces import FrameStack
@@ -168,7 +169,7 @@ class OwnReplay(ReplayConfig):
         key = f"algo.replay={self.name or 'own'}"
         if not self.name:
             raise ConfigError(f"{key} needs algo.replay.name=module:Class")
-        cls = find_attribute(self.name, "algo.replay")
+        cls = find_class(self.name, "algo.replay")
         if not isinstance(cls, type):
             raise ConfigError(f"{key} is not a class; give the class, which the run calls")
         if missing := [verb for verb in _VERBS if verb not in dir(cls)]:

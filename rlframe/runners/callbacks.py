@@ -16,8 +16,8 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import made_by
-from rlframe.core.parts import find_attribute
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record import metrics
 from rlframe.record.metrics import check_own_name

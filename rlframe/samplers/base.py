@@ -14,8 +14,8 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, number, option, positive
 from rlframe.core.errors import ConfigError, naming
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import OR_A_FUNCTION, ObjectName, made_by, name_of
-from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds, new_round
 from rlframe.core.types import BatchSpec, Samples, Trajectory

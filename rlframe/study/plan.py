@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues
-from rlframe.core.config import nearest
+from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.system.affinity import Affinity, Topology, plan
 
@@ -49,18 +49,6 @@ def bare_key(name: str) -> str:
     """KEY of sweep.KEY, zip.KEY and search.KEY; any other name unchanged."""
     prefix = next((prefix for prefix in (SWEEP, ZIP, SEARCH) if name.startswith(prefix)), "")
     return name.removeprefix(prefix)
-
-
-def split_values(text: str) -> tuple[str, ...]:
-    """Split at commas outside of brackets: `[64,64],[256,256]` are two values."""
-    values, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            values.append("")
-        else:
-            values[-1] += character
-    return tuple(value.strip() for value in values)
 
 
 def read_grid(arguments: Mapping[str, str]) -> Grid:

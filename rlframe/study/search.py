@@ -21,11 +21,11 @@ from rlframe.analysis.aggregates import iqm
 from rlframe.analysis.curves import read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
-from rlframe.core.config import nearest
+from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.study.added import AddedFile, warn
-from rlframe.study.plan import SEARCH, PlannedRun, split_values
+from rlframe.study.plan import SEARCH, PlannedRun
 from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, size_and_time
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.command_line import KeyValues
+from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import check_weights
@@ -34,7 +35,6 @@ from rlframe.study.plan import (
     bare_key,
     has_grid,
     read_grid,
-    split_values,
 )
 from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions

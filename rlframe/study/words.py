@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError
 from rlframe.core.yaml import parse_value
 from rlframe.experiment.presets import load_study
-from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key, split_values
+from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key
 
 STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds", "stack")  # one value for all runs
 _SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}

@@ -16,8 +16,8 @@ import torch
 
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
+from rlframe.core.names import find_attribute
 from rlframe.core.objects import ObjectName
-from rlframe.core.parts import find_attribute
 from rlframe.experiment.settings import from_flat
 from rlframe.study import run_study
 from rlframe.study.objects import StudyObjects

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError
-from rlframe.study.plan import CommandTemplate, PlannedRun, in_order, make_runs, read_grid, split_values, varied
+from rlframe.study.plan import CommandTemplate, PlannedRun, in_order, make_runs, read_grid, varied
 
 TEMPLATE = CommandTemplate(("train",), resumes_by_directory=True)
 MAKE_RUN = partial(TEMPLATE.make_run, Path("study"), "")

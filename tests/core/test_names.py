@@ -1,0 +1,58 @@
+"""Names of Python objects in settings, with and without arguments."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rlframe.core.config import entries_of
+from rlframe.core.errors import ConfigError
+from rlframe.core.names import find_attribute, find_class
+from rlframe.core.objects import made_by
+
+number = 3
+
+
+class Limit:
+    def __init__(self, high: Any, name: str = "x", pair: Any = ()) -> None:
+        self.given = high, name, pair
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("high=1e-3", (1e-3, "x", ())),
+        ("high=2, name=eval/return_mean, pair=[1,2]", (2, "eval/return_mean", [1, 2])),
+        ("high={a: 1, b: [2,3]},name='s3://a:b(c)'", ({"a": 1, "b": [2, 3]}, "s3://a:b(c)", ())),
+    ],
+)
+def test_arguments_after_a_name_are_those_of_the_call(arguments: str, given: Any) -> None:
+    name = f"{__name__}:Limit({arguments})"
+    found = find_attribute(name, "callbacks")
+
+    assert isinstance(found, partial)
+    assert made_by(name, found, found.func).given == given
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Limit(hihg=1)", "unexpected keyword argument 'hihg'; did you mean high?"),
+        ("Limit(1)", "'1' is no argument; write name\\(key=value,key=value\\)"),
+        ("Limit(high=[1)", "callbacks=.*Limit\\(high=\\[1\\): "),
+        ("number(high=1)", "3 takes no arguments"),
+        ("Limt(high=1)", "has no Limt; did you mean Limit?"),
+    ],
+)
+def test_arguments_that_a_name_does_not_take_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_attribute(f"{__name__}:{name}", "callbacks")
+
+
+def test_a_part_says_which_keys_its_arguments_are() -> None:
+    with pytest.raises(ConfigError, match=r"Limit and algo\.explore\.kwargs\.high=VALUE"):
+        find_class(f"{__name__}:Limit(high=1)", "algo.explore")
+
+
+def test_lists_of_names_are_divided_outside_of_arguments() -> None:
+    assert entries_of("[a:B(x=[1,2],y=3),c:D]") == ["a:B(x=[1,2],y=3)", "c:D"]
