@@ -246,8 +246,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
         raise ConfigError(f"env={id_}: write env={called} env_kwargs.{arguments.partition('=')[0].strip()}=VALUE")
     module, colon, rest = id_.rpartition(":")
     if module.endswith(".py"):
-        found = find_attribute(id_, "env")
-        return _checked(id_, rest, found)
+        return _checked(id_, rest, find_attribute(id_, "env"))
     if colon and rest.isidentifier():
         return _callable(id_, module, rest)
     if colon:
