@@ -1,4 +1,4 @@
-"""The Experiment config, everything that decides a run; and what it is for each of the ranks that train it."""
+"""The Experiment config: everything that decides a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import chz
 
 from rlframe.algos.defaults import learns_from
 from rlframe.core.config import AUTO, choice, count, count_or_auto, idle_while, names, option
-from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last
 from rlframe.core.seeding import Role, seed_int
-from rlframe.data.transform import load_transform
 from rlframe.data.writing import COMPRESSIONS
 from rlframe.envs import EnvConfig, EnvOptions
-from rlframe.envs.make import NO_ENV
 from rlframe.evaluation import EvalConfig
 from rlframe.experiment.agents import AgentsConfig
 from rlframe.kernels.device import PRECISIONS
@@ -28,15 +26,14 @@ from rlframe.record.loggers import DEFAULT_LOGGERS
 from rlframe.replay.make import PACKAGE as OF_REPLAYS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
-from rlframe.runners import SyncRlConfig
-from rlframe.runners.config import RunnerConfig, as_kind
+from rlframe.runners.config import RunnerConfig
 from rlframe.runners.stop_rule import StopRule
-from rlframe.samplers import SamplerConfig, no_sampler
+from rlframe.samplers import SamplerConfig
 from rlframe.system.cluster import RayOptions
 from rlframe.system.env_vars import check_env_vars
 
 
-def _kind(name: str, config: Any) -> str:
+def kind_of(name: str, config: Any) -> str:
     """The value of algo=, sampler= or runner= that names a config."""
     return part_name(config, ROOTS[name])
 
@@ -146,7 +143,7 @@ class Experiment:
         if not sampler.complete_episodes:
             return
         if learns_from(self.algo) == "replay":
-            name = _kind("algo", self.algo)
+            name = kind_of("algo", self.algo)
             raise ConfigError(f"sampler.complete_episodes=true is for policy gradients; algo={name} learns from replay")
         if longest:
             check_room(longest, sampler.batch_T)
@@ -208,193 +205,7 @@ class Experiment:
 
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
-        algo = _kind("algo", self.algo).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
+        algo = kind_of("algo", self.algo).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
         env = self.env.rpartition("/")[2].rpartition(":")[2].rpartition("<locals>.")[2]
         env = re.sub(r"[^\w.\-]", "", env)  # without () and <lambda>
         return self.name or f"{algo}_{env}"
-
-
-def _check_places(experiment: Experiment) -> None:
-    """Raise ConfigError unless its sampler can be where it is wanted, and be divided."""
-    runner, sampler = experiment.runner, experiment.sampler
-    if sampler.device and (not runner.samples_in_background or sampler.collects_ahead):
-        raise ConfigError(
-            f"sampler.device={sampler.device} is for a sampler in a process of its own (runner=async_rl); others act "
-            f"on the learner's device, or in their workers"
-        )
-    if sampler.device not in ("", "cpu") and sampler.acts_in_workers:
-        raise ConfigError(
-            f"sampler.device={sampler.device}: the workers of sampler=cpu act on the CPU; use sampler=gpu"
-        )
-    if not experiment.on_ray() and experiment.ray != (default := RayOptions()):
-        given = {name: getattr(experiment.ray, name) for name in chz.chz_fields(RayOptions)}
-        key = next(name for name, value in given.items() if value != getattr(default, name))
-        raise ConfigError(f"ray.{key}={given[key]} is for sampler=ray and replay=ray; remove it")
-    if (n := runner.sampler_count()) > 1:
-        if sampler.collects_ahead:
-            name = _kind("sampler", sampler)
-            raise ConfigError(f"runner.n_samplers={n}: sampler={name} collects ahead by itself; use 1")
-        sampler.divided(n, "runner.n_samplers")
-
-
-def _check_recording(experiment: Experiment) -> None:
-    """Raise ConfigError unless all that a run should record is there to be recorded."""
-    runner, name = experiment.runner, f"record={experiment.record:.100}"
-    load_transform(experiment.record_transform, "record_transform")
-    for key in ("record_compression", "record_transform"):
-        if not experiment.record and (value := getattr(experiment, key)) not in ("", "none"):
-            raise ConfigError(f"{key}={value:.100} is for record=NAME; give both, or none")
-    if experiment.record and (runner.evolves or runner.learns_from_data):
-        raise ConfigError(f"{name} writes the batches of a sampler, which runner={_kind('runner', runner)} has not")
-    if experiment.record and experiment.env_options.normalize_reward:
-        raise ConfigError(f"{name} writes the sampler's rewards, not those of env.normalize_reward=true; remove it")
-
-
-def _check_data(experiment: Experiment) -> None:
-    """Raise ConfigError unless a runner without a sampler has data, and one with a sampler a place for its rows."""
-    algo, name = experiment.algo, _kind("algo", experiment.algo)
-    replay = algo.replay if learns_from(algo) == "replay" else None
-    if not experiment.runner.learns_from_data:
-        if replay is not None and not replay.is_live():
-            raise ConfigError(
-                f"algo.replay.live=0: the rows of runner={_kind('runner', experiment.runner)} would be lost; use "
-                f"runner=offline_rl, or algo.replay.live=0.5 to learn from both"
-            )
-        if check := getattr(algo, "check_run", None):
-            check(experiment.runner.n_steps)
-        return
-    if experiment.env == NO_ENV and experiment.evaluates and not (experiment.eval.env or experiment.eval.estimate):
-        raise ConfigError(f"env={NO_ENV} cannot be played: give eval.env=, eval.estimate= or eval.n_episodes=0")
-    how = "algo.replay=dataset algo.replay.path=NAME"
-    if replay is None:
-        raise ConfigError(f"runner=offline_rl needs an algorithm with replay ({how}), which algo={name} has not")
-    if not replay.has_data:
-        raise ConfigError(f"runner=offline_rl learns from data: give {how}, or another runner")
-    if replay.is_live():
-        raise ConfigError(f"algo.replay.live={replay.live:g} is not for runner=offline_rl, which plays nothing")
-
-
-def _check_policies(experiment: Experiment) -> None:
-    """Raise ConfigError unless the algorithms of several policies can learn here, and side by side."""
-    for name, policy in experiment.agents.policies.items():
-        algo, kind, key = policy.algo, learns_from(policy.algo), f"agents.policies.{name}.algo"
-        if kind == "episodes":
-            raise ConfigError(f"{key}={_kind('algo', algo)} learns from whole episodes of a single agent; use another")
-        if kind == "replay" and not algo.replay.is_live():
-            raise ConfigError(f"{key}.replay.live=0: the rows of its agents would be lost; use {key}.replay.live=0.5")
-        if experiment.learners > 1 and experiment.n_samplers == 1:
-            n, rows = experiment.learners, getattr(algo, "batch_size", 0)
-            if kind != "replay" or rows % n:
-                has = f"batch_size={rows}" if rows else "no replay"
-                raise ConfigError(
-                    f"learners={n} divides the rows of updates from replay, and {key}={_kind('algo', algo)} has {has}; "
-                    f"use learners=1, or world_size={n}"
-                )
-
-
-def _check_league(experiment: Experiment) -> None:
-    """Raise ConfigError unless opponents can be replaced exactly between batches."""
-    runner, n = experiment.runner, experiment.agents.league.opponents
-    if n and (runner.samples_in_background or runner.evolves or runner.learns_from_data or experiment.sampler.on_ray):
-        name = _kind("runner", runner)
-        raise ConfigError(
-            f"agents.league.opponents={n} replaces opponents between batches, for which runner={name} with "
-            f"sampler={_kind('sampler', experiment.sampler)} is not made; use runner=minibatch_rl_eval"
-        )
-    if n and experiment.n_ranks > 1:
-        raise ConfigError(f"agents.league.opponents={n} needs world_size=1 and learners=1, not {experiment.n_ranks}")
-
-
-def check_parts(experiment: Experiment) -> None:
-    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
-    algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
-    _check_data(experiment)
-    _check_recording(experiment)
-    _check_places(experiment)
-    _check_policies(experiment)
-    _check_league(experiment)
-    sampler.collector_class()
-    evolves = learns_from(algo) == "episodes"
-    if evolves and not runner.evolves:
-        name = _kind("algo", algo)
-        raise ConfigError(f"algo={name} needs runner=evolution, not runner={_kind('runner', runner)}")
-    if not runner.evolves:
-        return
-    if (bonus := part_name(experiment.reward.bonus, "rlframe.rewards")) != "none":
-        name = _kind("algo", algo)
-        raise ConfigError(f"reward.bonus={bonus} changes rewards step by step, but algo={name} learns from episodes")
-    if not evolves:
-        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={_kind('algo', algo)}")
-    workers = sampler.worker_count()
-    for key, wrong in {
-        f"sampler={_kind('sampler', sampler)}": workers and not (sampler.acts_in_workers or sampler.undecided),
-        f"sampler.decorrelation_steps={sampler.decorrelation_steps}": sampler.decorrelation_steps,
-        f"sampler.statistics=[{','.join(sampler.statistics)}]": sampler.statistics,
-        f"sampler.collector={sampler.collector}": sampler.collector,
-        "sampler.complete_episodes=true": sampler.complete_episodes,
-        f"sampler.env_restarts={sampler.env_restarts}": sampler.env_restarts,
-        "env.normalize_reward=true": experiment.env_options.normalize_reward,
-        "threads=auto": experiment.threads == AUTO,
-    }.items():
-        if wrong:
-            raise ConfigError(
-                f"{key} has no meaning with runner=evolution, whose workers play whole episodes; remove it"
-            )
-
-
-def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
-    """The experiment as it is trained in `world_size` ranks, or by its learners: with runner=sync_rl if several.
-
-    Raises:
-        ConfigError: it asks for another number of ranks, its runner cannot train in ranks, or parts do not fit.
-    """
-    check_parts(experiment)
-    if experiment.world_size not in (1, world_size) or (experiment.learners > 1 and world_size > 1):
-        asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={experiment.world_size}"
-        raise ConfigError(f"{asked}, but {pluralize(world_size, 'rank')} were started")
-    experiment = chz.replace(experiment, world_size=world_size)
-    if experiment.n_ranks == 1:
-        return experiment
-    runner, config = experiment.runner, experiment.eval
-    if runner.becomes_sync_rl:
-        runner = as_kind(runner, SyncRlConfig)
-    if not runner.trains_in_ranks:
-        name = _kind("runner", runner)
-        asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={world_size}"
-        needs = ": raise sampler.n_workers instead" if runner.evolves else " needs runner=sync_rl"
-        raise ConfigError(f"{asked}{needs}; runner={name} trains in one process")
-    if not experiment.evaluates:
-        config = chz.replace(config, n_episodes=0, function="")
-    return chz.replace(experiment, runner=runner, eval=config)
-
-
-def share_of(experiment: Experiment, rank: int) -> Experiment:
-    """What one of its learners does: its part of the environments, or with replay, all of them on rank 0.
-
-    Raises:
-        ConfigError: the environments or the rows of an update cannot be divided equally.
-    """
-    n, sampler, algo = experiment.learners, experiment.sampler, experiment.algo
-    if n == 1:
-        return experiment
-    if experiment.threads <= 0:  # a learner has a core
-        experiment = chz.replace(experiment, threads=1)
-    if experiment.n_samplers == 1:
-        if not hasattr(algo, "batch_size"):
-            name = _kind("algo", algo)
-            raise ConfigError(f"learners={n} divides the rows of an update, but algo={name} has no batch_size")
-        if algo.batch_size % n:
-            raise ConfigError(f"learners={n} must divide algo.batch_size={algo.batch_size}: each learns from a part")
-        if rank:
-            sampler = no_sampler.NoSamplerConfig(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
-        return chz.replace(experiment, sampler=sampler)
-    return chz.replace(experiment, sampler=sampler.divided(n, "learners"))
-
-
-def whole_of(share: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment again, from rank 0's share of it as `hardware.resolve` returned it."""
-    sampler = share.sampler
-    if experiment.n_samplers > experiment.world_size:
-        n_workers = sampler.worker_count() * experiment.learners
-        sampler = chz.replace(sampler, batch_B=experiment.sampler.batch_B).with_workers(n_workers)
-    return chz.replace(share, sampler=sampler, threads=experiment.threads)

@@ -20,7 +20,7 @@ from rlframe.evaluation.function import find_function
 from rlframe.experiment import hardware
 from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import compiled_as
-from rlframe.experiment.config import Experiment, for_ranks, share_of
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.keys import idle_keys, keys_of
 from rlframe.experiment.limits import check_machine
@@ -34,6 +34,7 @@ from rlframe.experiment.presets import (
     presets_for,
     with_default,
 )
+from rlframe.experiment.ranks import for_ranks, share_of
 from rlframe.experiment.resumable import CheckResumed, check_same_run
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import NEW_WEIGHTS, check_sync, check_trusted, read_config

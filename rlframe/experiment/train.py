@@ -20,10 +20,12 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
+from rlframe.experiment.checks import check_parts
 from rlframe.experiment.compilation import Placing, compiled_as
-from rlframe.experiment.config import Experiment, check_parts, share_of, whole_of
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import Job, choices_made
 from rlframe.experiment.live_run import LiveRun
+from rlframe.experiment.ranks import share_of, whole_of
 from rlframe.experiment.resumable import changed_at, is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network

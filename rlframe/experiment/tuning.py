@@ -27,7 +27,8 @@ from rlframe.core.files import read_json, replace_file
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec
 from rlframe.experiment.build import make_learners, untrained_agent
-from rlframe.experiment.config import Experiment, share_of
+from rlframe.experiment.config import Experiment
+from rlframe.experiment.ranks import share_of
 from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import learning_in
 from rlframe.replay.make import small_size

@@ -148,7 +148,8 @@ def of_learner(name: str, learner: str) -> str:
 
 def without_learner(name: str) -> str:
     """The name of a metric without that of one of several learners."""
-    return f"{name.partition('/')[0]}/{name.rpartition('/')[2]}"
+    group, _, rest = name.partition("/")
+    return f"{group}/{rest.rpartition('/')[2]}" if rest else name
 
 
 def step_of(row: Mapping[str, float]) -> int:

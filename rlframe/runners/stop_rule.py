@@ -68,9 +68,10 @@ class StopRule:
         """The metrics that it names and that are not there."""
         return [name for name in self.names if name not in metrics]
 
-    def needs(self, group: str) -> str:
-        """A metric of rlframe's in this group without one of which it cannot hold; empty if it can."""
-        known = [name for name in self.names if name.startswith(f"{group}/") and without_learner(name) in METRICS]
+    def needs(self, *groups: str) -> str:
+        """A metric of rlframe's in these groups without one of which it cannot hold; empty if it can."""
+        inside = [name for name in self.names if name.partition("/")[0] in groups]
+        known = [name for name in inside if without_learner(name) in METRICS]
         return known[0] if self._tree.to_hold(known) else ""
 
     def _error(self, problem: str) -> ConfigError:

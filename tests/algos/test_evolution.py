@@ -14,7 +14,7 @@ from rlframe.algos.evolution import EvaluationInfo, Evolution, ReturnsTooLarge, 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import AgentInputs, Samples
-from rlframe.experiment.config import check_parts
+from rlframe.experiment.checks import check_parts
 from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig
 from rlframe.models.base import CriticConfig

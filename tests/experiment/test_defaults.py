@@ -7,7 +7,7 @@ from gymnasium import spaces
 from rlframe.algos import a2c, appo, ars, ddpg, dqn, es, impala, pg, ppo, pqn, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
-from rlframe.experiment.config import check_parts
+from rlframe.experiment.checks import check_parts
 from rlframe.experiment.job import place_job, read_job
 from rlframe.experiment.presets import presets_for
 from rlframe.experiment.settings import to_flat

@@ -14,7 +14,7 @@ from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import pettingzoo
 from rlframe.envs.make import resolve
 from rlframe.evaluation.report import evaluated
-from rlframe.experiment.config import check_parts
+from rlframe.experiment.checks import check_parts
 from rlframe.experiment.resumable import can_change
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.several import check_agents

@@ -275,6 +275,7 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
     ("more", "says"),
     [
         (("algo.replay.live=0.5",), "runner=offline_rl, which plays nothing"),
+        (("stop=updates > 9 and env_steps > 9",), "plays nothing, so that env_steps is never known"),
         (("algo=ppo", "algo.replay=memory"), "needs an algorithm with replay"),
         (("algo.replay=memory",), "runner=offline_rl learns from data"),
         (("runner=minibatch_rl",), "algo.replay.live=0: the rows of runner=minibatch_rl would be lost"),

@@ -20,7 +20,7 @@ from rlframe.core.struct import map_tree
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.experiment.config import for_ranks
+from rlframe.experiment.ranks import for_ranks
 from rlframe.experiment.settings import from_flat
 from rlframe.models.encoders import has_images
 from rlframe.optimizers.moments import Adam

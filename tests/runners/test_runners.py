@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.experiment.config import for_ranks
+from rlframe.experiment.ranks import for_ranks
 from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig

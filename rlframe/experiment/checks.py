@@ -1,0 +1,149 @@
+"""Whether the parts of an experiment are made for each other."""
+
+from __future__ import annotations
+
+import chz
+
+from rlframe.algos.defaults import learns_from
+from rlframe.core.config import AUTO
+from rlframe.core.errors import ConfigError
+from rlframe.core.parts import part_name
+from rlframe.data.transform import load_transform
+from rlframe.envs.make import NO_ENV
+from rlframe.experiment.config import Experiment, kind_of
+from rlframe.runners.stop_rule import StopRule
+from rlframe.system.cluster import RayOptions
+
+
+def _check_places(experiment: Experiment) -> None:
+    """Raise ConfigError unless its sampler can be where it is wanted, and be divided."""
+    runner, sampler = experiment.runner, experiment.sampler
+    if sampler.device and (not runner.samples_in_background or sampler.collects_ahead):
+        raise ConfigError(
+            f"sampler.device={sampler.device} is for a sampler in a process of its own (runner=async_rl); others act "
+            f"on the learner's device, or in their workers"
+        )
+    if sampler.device not in ("", "cpu") and sampler.acts_in_workers:
+        raise ConfigError(
+            f"sampler.device={sampler.device}: the workers of sampler=cpu act on the CPU; use sampler=gpu"
+        )
+    if not experiment.on_ray() and experiment.ray != (default := RayOptions()):
+        given = {name: getattr(experiment.ray, name) for name in chz.chz_fields(RayOptions)}
+        key = next(name for name, value in given.items() if value != getattr(default, name))
+        raise ConfigError(f"ray.{key}={given[key]} is for sampler=ray and replay=ray; remove it")
+    if (n := runner.sampler_count()) > 1:
+        if sampler.collects_ahead:
+            name = kind_of("sampler", sampler)
+            raise ConfigError(f"runner.n_samplers={n}: sampler={name} collects ahead by itself; use 1")
+        sampler.divided(n, "runner.n_samplers")
+
+
+def _check_recording(experiment: Experiment) -> None:
+    """Raise ConfigError unless all that a run should record is there to be recorded."""
+    runner, name = experiment.runner, f"record={experiment.record:.100}"
+    load_transform(experiment.record_transform, "record_transform")
+    for key in ("record_compression", "record_transform"):
+        if not experiment.record and (value := getattr(experiment, key)) not in ("", "none"):
+            raise ConfigError(f"{key}={value:.100} is for record=NAME; give both, or none")
+    if experiment.record and (runner.evolves or runner.learns_from_data):
+        raise ConfigError(f"{name} writes the batches of a sampler, which runner={kind_of('runner', runner)} has not")
+    if experiment.record and experiment.env_options.normalize_reward:
+        raise ConfigError(f"{name} writes the sampler's rewards, not those of env.normalize_reward=true; remove it")
+
+
+def _check_data(experiment: Experiment) -> None:
+    """Raise ConfigError unless a runner without a sampler has data, and one with a sampler a place for its rows."""
+    algo, name = experiment.algo, kind_of("algo", experiment.algo)
+    replay = algo.replay if learns_from(algo) == "replay" else None
+    if not experiment.runner.learns_from_data:
+        if replay is not None and not replay.is_live():
+            raise ConfigError(
+                f"algo.replay.live=0: the rows of runner={kind_of('runner', experiment.runner)} would be lost; use "
+                f"runner=offline_rl, or algo.replay.live=0.5 to learn from both"
+            )
+        if check := getattr(algo, "check_run", None):
+            check(experiment.runner.n_steps)
+        return
+    if experiment.env == NO_ENV and experiment.evaluates and not (experiment.eval.env or experiment.eval.estimate):
+        raise ConfigError(f"env={NO_ENV} cannot be played: give eval.env=, eval.estimate= or eval.n_episodes=0")
+    how = "algo.replay=dataset algo.replay.path=NAME"
+    if replay is None:
+        raise ConfigError(f"runner=offline_rl needs an algorithm with replay ({how}), which algo={name} has not")
+    if not replay.has_data:
+        raise ConfigError(f"runner=offline_rl learns from data: give {how}, or another runner")
+    if replay.is_live():
+        raise ConfigError(f"algo.replay.live={replay.live:g} is not for runner=offline_rl, which plays nothing")
+    if experiment.stop and (name := StopRule(experiment.stop).needs("env_steps", "episode")):
+        raise ConfigError(
+            f"stop={experiment.stop:.200}: runner=offline_rl plays nothing, so that {name} is never known"
+        )
+
+
+def _check_policies(experiment: Experiment) -> None:
+    """Raise ConfigError unless the algorithms of several policies can learn here, and side by side."""
+    for name, policy in experiment.agents.policies.items():
+        algo, kind, key = policy.algo, learns_from(policy.algo), f"agents.policies.{name}.algo"
+        if kind == "episodes":
+            raise ConfigError(
+                f"{key}={kind_of('algo', algo)} learns from whole episodes of a single agent; use another"
+            )
+        if kind == "replay" and not algo.replay.is_live():
+            raise ConfigError(f"{key}.replay.live=0: the rows of its agents would be lost; use {key}.replay.live=0.5")
+        if experiment.learners > 1 and experiment.n_samplers == 1:
+            n, rows = experiment.learners, getattr(algo, "batch_size", 0)
+            if kind != "replay" or rows % n:
+                has = f"batch_size={rows}" if rows else "no replay"
+                raise ConfigError(
+                    f"learners={n} divides the rows of updates from replay, and {key}={kind_of('algo', algo)} has "
+                    f"{has}; use learners=1, or world_size={n}"
+                )
+
+
+def _check_league(experiment: Experiment) -> None:
+    """Raise ConfigError unless opponents can be replaced exactly between batches."""
+    runner, n = experiment.runner, experiment.agents.league.opponents
+    if n and (runner.samples_in_background or runner.evolves or runner.learns_from_data or experiment.sampler.on_ray):
+        name = kind_of("runner", runner)
+        raise ConfigError(
+            f"agents.league.opponents={n} replaces opponents between batches, for which runner={name} with "
+            f"sampler={kind_of('sampler', experiment.sampler)} is not made; use runner=minibatch_rl_eval"
+        )
+    if n and experiment.n_ranks > 1:
+        raise ConfigError(f"agents.league.opponents={n} needs world_size=1 and learners=1, not {experiment.n_ranks}")
+
+
+def check_parts(experiment: Experiment) -> None:
+    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
+    algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
+    _check_data(experiment)
+    _check_recording(experiment)
+    _check_places(experiment)
+    _check_policies(experiment)
+    _check_league(experiment)
+    sampler.collector_class()
+    evolves = learns_from(algo) == "episodes"
+    if evolves and not runner.evolves:
+        name = kind_of("algo", algo)
+        raise ConfigError(f"algo={name} needs runner=evolution, not runner={kind_of('runner', runner)}")
+    if not runner.evolves:
+        return
+    if (bonus := part_name(experiment.reward.bonus, "rlframe.rewards")) != "none":
+        name = kind_of("algo", algo)
+        raise ConfigError(f"reward.bonus={bonus} changes rewards step by step, but algo={name} learns from episodes")
+    if not evolves:
+        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={kind_of('algo', algo)}")
+    workers = sampler.worker_count()
+    for key, wrong in {
+        f"sampler={kind_of('sampler', sampler)}": workers and not (sampler.acts_in_workers or sampler.undecided),
+        f"sampler.decorrelation_steps={sampler.decorrelation_steps}": sampler.decorrelation_steps,
+        f"sampler.statistics=[{','.join(sampler.statistics)}]": sampler.statistics,
+        f"sampler.collector={sampler.collector}": sampler.collector,
+        "sampler.complete_episodes=true": sampler.complete_episodes,
+        f"sampler.env_restarts={sampler.env_restarts}": sampler.env_restarts,
+        "env.normalize_reward=true": experiment.env_options.normalize_reward,
+        "threads=auto": experiment.threads == AUTO,
+    }.items():
+        if wrong:
+            raise ConfigError(
+                f"{key} has no meaning with runner=evolution, whose workers play whole episodes; remove it"
+            )
