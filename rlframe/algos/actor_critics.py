@@ -7,7 +7,7 @@ from typing import Any
 
 import chz
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
 from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, n_step_replay, random_until
@@ -101,9 +101,13 @@ class ActorCriticConfig(OffPolicyConfig):
 class Temperature(nn.Module):
     """A weight that is learned, as its logarithm."""
 
-    def __init__(self, initial: float) -> None:
+    def __init__(self, initial: float, loss: str = "log") -> None:
         super().__init__()
-        self.log = nn.Parameter(torch.tensor(math.log(initial)))
+        self.log, self.is_linear = nn.Parameter(torch.tensor(math.log(initial))), loss == "linear"
+
+    def factor(self) -> Tensor:
+        """That of a loss in the weight, or in its logarithm; differentiable."""
+        return self.log.exp() if self.is_linear else self.log
 
 
 class OffPolicyActorCritic(OffPolicy):

@@ -6,8 +6,7 @@ Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou,
 
 A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
 `models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
-`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
-`core.types`.
+`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step` and `core.types`.
 """
 
 from __future__ import annotations
@@ -54,11 +53,12 @@ from rlframe.updates.optimizer_step import make_optimizer_step
 class Config(ActorCriticConfig):
     """Defaults are those of the second paper (appendix D)."""
 
-    IDLE = ActorCriticConfig.IDLE | idle_while("target_entropy", "target_entropy_fraction", learn_temperature=False)
-    for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
-    for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
-        for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000}
+    IDLE = ActorCriticConfig.IDLE | idle_while(
+        "target_entropy", "target_entropy_fraction", "temperature_loss", learn_temperature=False
     )
+    for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
+    # The critics' learning rate and the start are CleanRL's, with an earlier start.
+    for_vectors = Defaults(for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000})
 
     learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
@@ -73,6 +73,7 @@ class Config(ActorCriticConfig):
     explore: ExploreConfig | str = explore("stochastic", (*SAMPLE_KINDS, *NOISE_KINDS), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
+    temperature_loss: str = choice("log", ("log", "linear"), "in log α or in α, which falls slower and rises faster")
     target_entropy: Scheduled = scheduled(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
     target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions; |A| counts allowed ones")
 
@@ -223,7 +224,7 @@ class SAC(OffPolicyActorCritic):
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         self.soft_value = self.make_soft_value()
         self.targets, self.online = critic.target_and_online()
-        self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
+        self.temperature = Temperature(self.schedules.of("temperature")(0), c.temperature_loss).to(self.device)
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
             make_optimizer_step(self.soft_value.parameters, self.schedules, "critic_learning_rate", critic.units),
             make_optimizer_step(agent.parameters(), self.schedules, units=Units.of(agent.model)),
@@ -254,9 +255,8 @@ class SAC(OffPolicyActorCritic):
             fill(self.temperature.log.detach(), math.log(self.schedules.of("temperature")(self.progress.scheduled)))
         batch = self.replay.sample(self.config.batch_size)
         self.critic.choose(self.generator)
-        inputs = batch, self.soft_value.noise(len(batch.return_))
         due = is_due(self.progress.updates, self.config.policy_interval), self.moves.turn(self.config.target_interval)
-        metrics = self.learn(*due)(inputs)
+        metrics = self.learn(*due)((batch, self.soft_value.noise(len(batch.return_))))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
@@ -294,7 +294,7 @@ class SAC(OffPolicyActorCritic):
         drawn = self.soft_value.draw(model.params_as_one(*observations), noise)
         loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
         self.optimizer.minimize(loss, batch)
-        if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up below the target
-            temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy(drawn))
-            self.temperature_optimizer.minimize(temperature_loss)
-        return {"policy_loss": loss.detach(), "entropy": -log_prob.detach()}
+        entropy = -log_prob.detach()
+        if self.config.learn_temperature:  # eq. 18, or in log α as in the authors' code: up below the target
+            self.temperature_optimizer.minimize(self.temperature.factor() * (entropy - self.target_entropy(drawn)))
+        return {"policy_loss": loss.detach(), "entropy": entropy}

@@ -84,11 +84,14 @@ def test_the_actor_ascends_the_least_critic_and_its_entropy() -> None:
 
 
 @pytest.mark.parametrize(("log_std", "rises"), [(-5.0, True), (0.0, False)])
-def test_the_temperature_rises_below_the_target_entropy_and_falls_above(log_std: float, rises: bool) -> None:
-    algo = continuous(log_std=log_std)  # entropies of about -4 and 0.6; the target is -1
+@pytest.mark.parametrize(("loss", "slope"), [("log", 1.0), ("linear", ALPHA)])
+def test_the_temperature_rises_below_the_target_entropy_and_falls_above(
+    log_std: float, rises: bool, loss: str, slope: float
+) -> None:
+    algo = continuous(log_std=log_std, temperature_loss=loss)  # entropies of about -4 and 0.6; the target is -1
     metrics = updated(algo, two_rows())
     assert (metrics["entropy"] < -1.0) == rises
-    assert algo.temperature.log.grad.item() == pytest.approx(metrics["entropy"] - -1.0, rel=1e-5)
+    assert algo.temperature.log.grad.item() == pytest.approx(slope * (metrics["entropy"] - -1.0), rel=1e-5)
     moved = algo.temperature.log.item() - math.log(ALPHA)
     assert moved == pytest.approx(3e-4 if rises else -3e-4, rel=1e-2)
 
