@@ -28,6 +28,7 @@ from rlframe.exploration.base import unknown_probabilities
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import LEAST_LOG_STD, with_modes
+from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
 from rlframe.models.views import FORBIDDEN
 
@@ -321,6 +322,7 @@ def make_actor_agent(
         head = make_head if part.needs_features else None
         parts = 2 if stochastic else 1  # mean and deviation
         model = Actor(observation_space, policy.param_size, config, action_space, head, parts)
+        model = redrawn(model, config.init)
     if stochastic and not part.needs_features and (bias := model.mlp.last.bias) is not None:
         with torch.no_grad():
             bias.view(-1)[policy.size :] += config.log_std

@@ -25,6 +25,7 @@ from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
 from rlframe.models.heads import policy_layer
+from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
 
 
@@ -181,7 +182,7 @@ def make_policy_agent(
 
     with initial_weights(seed_int(seed, Role.MODEL)):
         head = make_head if correlates else None
-        model = ActorCritic(observation_space, action_space, distribution, config, head)
+        model = redrawn(ActorCritic(observation_space, action_space, distribution, config, head), config.init)
     if correlates:
         exploration: Any = part.make_for(model, size, seed)
         agent: PolicyAgent = GsdePolicyAgent(model, distribution, exploration)

@@ -28,6 +28,7 @@ from rlframe.exploration.base import ExploreState, unknown_probabilities
 from rlframe.exploration.q import Greedy
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
+from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
 from rlframe.models.q_network import QModel, QNetwork
 
@@ -189,7 +190,7 @@ def make_q_agent(
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
     with initial_weights(seed_int(seed, Role.MODEL)):
         head = dueling, part.noisy_layers, kind.n_cosines
-        model = QNetwork(observation_space, action_space, kind.n_atoms, config, *head)
+        model = redrawn(QNetwork(observation_space, action_space, kind.n_atoms, config, *head), config.init)
     exploration = part.make_q(int(action_space.n), masked)
     exploration.kind = part.kind()
     agent = QAgent(model, kind, exploration, observation_space, action_space)

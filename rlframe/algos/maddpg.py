@@ -33,6 +33,7 @@ from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig,
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.central import CentralView, where_present
+from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
 
 
@@ -76,6 +77,7 @@ class Config(ddpg.Config):
         actions = side_by_side(agent.action_space, n_agents)
         with initial_weights(seed_int(seed, Role.CRITIC)):
             networks = ActionNetworks(view.space, actions, value.n_atoms, agent.model_config, self.n_critics)
+            networks = redrawn(networks, agent.model_config.init)
         return Critic(CentralNetworks(networks, view), value, self.ensemble())
 
     def make_joint(

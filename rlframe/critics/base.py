@@ -17,6 +17,7 @@ from rlframe.critics.values import Value
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig, averaged, with_modes
 from rlframe.models.encoders import Vector, feature_size, has_images
+from rlframe.models.initial import redrawn
 from rlframe.models.network import Network, Units, batch_statistics, in_batch_statistics, initial_weights
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries
@@ -218,4 +219,5 @@ def make_critic(
     ensemble = Ensemble(ensemble) if isinstance(ensemble, int) else ensemble
     make = ChoiceNetworks if isinstance(action_space, spaces.Discrete) else ActionNetworks
     with initial_weights(seed_int(seed, Role.CRITIC)):
-        return Critic(make(observation_space, action_space, value.n_atoms, config, ensemble.k), value, ensemble)
+        networks = make(observation_space, action_space, value.n_atoms, config, ensemble.k)
+        return Critic(redrawn(networks, config.init), value, ensemble)

@@ -16,6 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.models.convolutions import spectral_vectors
+from rlframe.models.initial import INITS
 from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -136,6 +137,7 @@ class ModelConfig:
     norm: str = choice("none", NORMS, "normalisation of each row, or over the batch, at these activations")
     norm_after: bool = option(False, "it follows the activations; else they follow it. Of actors and their critics")
     norm_input: bool = option(False, "the first layer's input is normalised so too. Of actors and their critics")
+    init: str = choice("auto", INITS, "initial weights of all layers, by the rule of that name; auto: the algorithm's")
     unit_rows: bool = option(
         False, "weights of length 1 for each output, at first and after each step. Of actors and their critics"
     )
