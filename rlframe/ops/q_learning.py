@@ -99,7 +99,7 @@ def quantile_loss(
     clip: Any = math.inf,
     tau: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Quantile Huber loss, summed over quantiles, averaged over target samples; the error is |mean δ|.
+    """Quantile Huber loss, summed over quantiles, averaged over target samples; the error is |mean u|.
 
     ρ_τ(u) = |τ - 1{u < 0}| L_κ(u),   u_ij = G + γ^k θ'_j - θ_i,   τ_i = (2i + 1) / 2N
     (Dabney et al. 2018, arXiv 1710.10044, eq. 10 and algorithm 1)
@@ -109,15 +109,19 @@ def quantile_loss(
         clip: of the targets (see clip_target).
         tau: other fractions of theta, [N] or [..., n, N] in [0, 1]; those of the target are its own.
             (Dabney, Ostrovski, Silver & Munos 2018, IQN, arXiv 1806.06923, section 3; their loss is divided by κ)
+            The error is then Σ_i mean_j |u_ij|, as in the code of Beyond the Rainbow (arXiv 2411.03820).
     """
+    target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
+    u = target.unsqueeze(-2) - theta.unsqueeze(-1)
     if tau is None:
         n = theta.shape[-1]
         tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
-    target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
-    u = target.unsqueeze(-2) - theta.unsqueeze(-1)
+        error = (target.mean(-1) - theta.detach().mean(-1)).abs()
+    else:
+        error = u.detach().abs().mean(-1).sum(-1)
     weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
     loss = (weight * _huber(u, huber_delta)).mean(-1).sum(-1)
-    return loss, (target.mean(-1) - theta.detach().mean(-1)).abs()
+    return loss, error
 
 
 def truncated(theta: Tensor, n_dropped: int) -> Tensor:
