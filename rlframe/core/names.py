@@ -55,6 +55,8 @@ def find_attribute(name: str, key: str) -> Any:
 def find_class(name: str, key: str) -> Any:
     """The class that a part names, whose arguments are KEY.kwargs. Raises ConfigError as `find_attribute`."""
     called, arguments = split_call(name)
+    if not name:
+        raise ConfigError(f"{key}=own needs {key}.name=module:Class")
     if arguments:
         first = arguments.partition("=")[0].strip()
         raise ConfigError(f"{key}={name}: write {key}={called} and {key}.kwargs.{first}=VALUE")

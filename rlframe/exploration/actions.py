@@ -258,10 +258,7 @@ class OwnExplorationConfig(ExploreConfig):
         Raises:
             ConfigError: there is none of this name, or it is no exploration.
         """
-        key = f"algo.explore={self.name or 'own'}"
-        if not self.name:
-            raise ConfigError(f"{key} needs algo.explore.name=module:Class")
-        cls = find_class(self.name, "algo.explore")
+        key, cls = f"algo.explore={self.name}", find_class(self.name, "algo.explore")
         if not (isinstance(cls, type) and issubclass(cls, QExploration | ActionNoise)):
             raise ConfigError(f"{key} is no subclass of rlframe.exploration.QExploration or ActionNoise")
         return cls

@@ -50,10 +50,7 @@ class OwnConfig(OptimizerConfig):
         Raises:
             ConfigError: there is none of this name, or it is no optimizer that can be used here.
         """
-        key = f"algo.optimizer={self.name or 'own'}"
-        if not self.name:
-            raise ConfigError(f"{key} needs algo.optimizer.name=module:Class")
-        cls = find_class(self.name, "algo.optimizer")
+        key, cls = f"algo.optimizer={self.name}", find_class(self.name, "algo.optimizer")
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise ConfigError(f"{key} is no subclass of torch.optim.Optimizer; give the class, which the run calls")
         if cls is torch.optim.SparseAdam:

@@ -166,10 +166,7 @@ class OwnReplay(ReplayConfig):
         Raises:
             ConfigError: there is none of this name, or it lacks a method of `Replay`.
         """
-        key = f"algo.replay={self.name or 'own'}"
-        if not self.name:
-            raise ConfigError(f"{key} needs algo.replay.name=module:Class")
-        cls = find_class(self.name, "algo.replay")
+        key, cls = f"algo.replay={self.name}", find_class(self.name, "algo.replay")
         if not isinstance(cls, type):
             raise ConfigError(f"{key} is not a class; give the class, which the run calls")
         if missing := [verb for verb in _VERBS if verb not in dir(cls)]:
