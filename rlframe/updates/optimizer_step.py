@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import key_of
+from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Curve, Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import flushing_denormals, held, is_recording
@@ -28,6 +29,12 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 def flushing_for(steps: Iterable[OptimizerStep]) -> AbstractContextManager[None]:
     """Context for an update that makes these steps: without denormals, where each optimizer's step does without."""
     return flushing_denormals() if all(step.optimizer.flushes for step in steps) else nullcontext()
+
+
+def _no_loss(loss: Tensor) -> str:
+    if loss.dim():
+        return f"a loss has shape {list(loss.shape)} and must be one number []: return a weighted mean over the rows"
+    return "a loss depends on no parameter: something detached it, or was computed without gradients"
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,11 @@ class OptimizerStep:
             valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
                 is then the mean over the rows of all ranks.
             unless: [] bool, equal on all ranks; where it holds no step is made, and the norm is 0.
+        Raises:
+            ConfigError: the loss is no single number, or depends on no parameter.
         """
+        if loss.dim() or not loss.requires_grad:
+            raise ConfigError(_no_loss(loss))
         if unless is not None and self.waits and not self.is_captured and bool(unless):
             return torch.zeros_like(loss)
         # As loss.backward(), without the 30 us that its checks take in the update of a small network.

@@ -14,6 +14,7 @@ from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.pg import PolicyGradient
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
+from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.ops.policy_gradient import masked_mean, masked_normalize
 from tests.algos.learners import kept_gradients
@@ -206,3 +207,22 @@ def test_ppos_gradient_is_autograds_of_its_loss(env: str, memory: str, value_cli
         algo.update()
     for name, parameter in agent.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda x: x.expand(3), r"shape \[3\] and must be one number \[\]"),
+        (lambda x: x.detach(), "depends on no parameter"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused_by_what_is_wrong(loss: Any, message: str) -> None:
+    class Own(PPO):
+        def loss(self, params: Any, value: Any, batch: Any) -> Any:
+            found, rows = super().loss(params, value, batch)
+            return loss(found), rows
+
+    algo = Own(table_agent(4), BatchSpec(1, 4), 1000, PPOConfig(**PLAIN, epochs=1, minibatches=1))
+    algo.receive(ratios())
+    with pytest.raises(ConfigError, match=message):
+        algo.update()
