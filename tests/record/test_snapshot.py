@@ -260,6 +260,8 @@ def test_a_missing_snapshot_is_explained(tmp_path: Path) -> None:
         resolve_snapshot(tmp_path / "nowhere")
     with pytest.raises(SnapshotError, match="it holds run_0: give one of them"):
         resolve_snapshot(tmp_path / "exp")
+    with pytest.raises(SnapshotError, match="it holds exp/run_0: give one of them"):
+        resolve_snapshot(tmp_path)
     with pytest.raises(SnapshotError, match="a run without a snapshot"):
         resolve_snapshot(tmp_path / "exp/run_0")
 
