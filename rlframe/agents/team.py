@@ -90,6 +90,7 @@ class Team(Agent):
             if self.turns:
                 begun = _unless(waits, {"action": action[name], "info": info[name]}, before["begun"], where)
                 action[name], info[name], after[name]["begun"] = begun["action"], begun["info"], begun
+                after[name]["own"] = _unless(waits, after[name]["own"], before["own"], where)
         return AgentStep(action, info, after)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:

@@ -151,6 +151,6 @@ class OffPolicyActorCritic(OffPolicy):
         if self.config.normalize_return:
             raise ConfigError(
                 "algo.normalize_return=true needs rewards in the order of their steps, which data alone do not give; "
-                "leave it out, or use env.reward_scale"
+                "leave it out"
             )
         super().observe_data()

@@ -112,7 +112,9 @@ class APPO(OnPolicyEpochs):
 
     def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """The advantages [minibatches, rows] to learn from."""
-        return masked_normalize(advantage, valid, dim=1) if self.config.normalize_advantage else advantage
+        if not self.config.normalize_advantage:
+            return advantage
+        return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
 
     @torch.no_grad()
     def _received(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:

@@ -111,6 +111,8 @@ class FromReplay(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         seen = self.of_agents(samples)
+        if not self.progress.clock and self.replay.n_rows:  # of data, beside which it plays
+            self.observe_data()
         self.progress.count(seen)
         self.replay.append(samples)
         self.agent.observe(observed(seen))

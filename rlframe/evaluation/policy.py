@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ from rlframe.evaluation.target_policy import TargetPolicy, target_policy
 class Policy:
     """Acts on observations of the environment, one or a batch; a policy with memory keeps its state between calls."""
 
-    def __init__(self, agent: Agent, observation_space: Space, action_space: Space, seed: int = 0) -> None:
+    def __init__(
+        self, agent: Agent, observation_space: Space, action_space: Space, seed: int | Sequence[int] = 0
+    ) -> None:
         """`seed`: of the exploration noise."""
         self.observation_space, self.action_space = observation_space, action_space
         self._agent = agent

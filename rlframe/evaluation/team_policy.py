@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +45,7 @@ class TeamPolicy:
         self._episode += bool(self._by_agent)
         self._by_agent = {}
 
-    def of(self, policy: str, seed: int = 0) -> Policy:
+    def of(self, policy: str, seed: int | Sequence[int] = 0) -> Policy:
         """The policy of this name, for the observations of one of its agents. Raises ConfigError if there is none."""
         if policy not in self.policies:
             known = ", ".join(self.policies)
@@ -88,7 +88,7 @@ class TeamPolicy:
             if agent not in known:
                 raise ValueError(f"agent {agent:.60} is unknown{nearest(agent, known)}; there are {', '.join(known)}")
             name = self._function(agent, self._episode) if self._function else self._map.of(agent)
-            self._by_agent[agent] = self.of(name, known.index(agent))
+            self._by_agent[agent] = self.of(name, (known.index(agent), self._episode))
         return self._by_agent[agent]
 
 

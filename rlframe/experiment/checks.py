@@ -55,6 +55,8 @@ def _check_data(experiment: Experiment) -> None:
     """Raise ConfigError unless a runner without a sampler has data, and one with a sampler a place for its rows."""
     algo, name = experiment.algo, kind_of("algo", experiment.algo)
     replay = algo.replay if learns_from(algo) == "replay" else None
+    if replay is not None and replay.has_data:
+        _check_rewards_of_data(experiment)
     if not experiment.runner.learns_from_data:
         if replay is not None and not replay.is_live():
             raise ConfigError(
@@ -77,6 +79,24 @@ def _check_data(experiment: Experiment) -> None:
         raise ConfigError(
             f"stop={experiment.stop:.200}: runner=offline_rl plays nothing, so that {name} is never known"
         )
+
+
+def _check_rewards_of_data(experiment: Experiment) -> None:
+    """Raise ConfigError for keys that change the rewards of play, and would not those of recorded rows."""
+    options, data_alone = experiment.env_options, experiment.runner.learns_from_data
+    bonus = part_name(experiment.reward.bonus, "rlframe.rewards")
+    for key, is_given in {
+        "env.normalize_reward=true": options.normalize_reward,
+        "algo.normalize_return=true": getattr(experiment.algo, "normalize_return", False),
+        f"reward.bonus={bonus}": bonus != "none",
+        f"env.reward_scale={options.reward_scale:g}": data_alone and options.reward_scale != 1,
+        f"env.reward_clip={options.reward_clip}": data_alone and options.reward_clip,
+    }.items():
+        if is_given:
+            raise ConfigError(
+                f"{key} would leave the rewards of algo.replay=dataset as they were recorded; leave it out, and change "
+                f"those by algo.replay.transform, or of data alone by algo.replay.return_range"
+            )
 
 
 def _check_policies(experiment: Experiment) -> None:

@@ -62,9 +62,11 @@ def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewar
     normalizes = sampler.env is not None and sampler.env.options.normalize_reward
     replays = getattr(algo, "replay", None) is not None
     reads_replayed = replays and _reads_reward(agent)
+    scaled = getattr(getattr(algo.config, "replay", None), "return_range", 0)
     for key, changes, remedy in (
         ("env.normalize_reward=true", normalizes, "leave feed_back out, or use env.reward_scale"),
         ("reward.bonus", isinstance(rewards, Curiosity), "leave feed_back out, or use an algorithm without replay"),
+        ("algo.replay.return_range", bool(scaled), "leave one of them out"),
     ):
         if changes and reads_replayed:
             raise ConfigError(

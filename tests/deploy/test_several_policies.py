@@ -86,6 +86,20 @@ def test_an_agent_starts_an_episode_at_a_reset_and_after_an_absence(run: Path) -
     assert not _differ(memory_of("adversary_0"), once)
 
 
+def test_each_episode_explores_with_noise_of_its_own_and_a_new_policy_repeats_them(run: Path) -> None:
+    def episodes() -> list[list[int]]:
+        policy, found = rlframe.load_policy(run), []
+        for _ in range(3):
+            policy.reset()
+            acts = [policy.act({"agent_0": np.zeros(14, np.float32)}, explore=True) for _ in range(20)]
+            found.append([int(each["agent_0"]) for each in acts])
+        return found
+
+    first = episodes()
+    assert len({tuple(each) for each in first}) == 3
+    assert episodes() == first
+
+
 def _differ(one: Any, other: Any) -> bool:
     return any(not torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
 

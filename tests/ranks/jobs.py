@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlframe.algos import a2c, ddpg, dqn, pg, ppo, pqn, r2d1, sac, td3
+from rlframe.algos import a2c, appo, ddpg, dqn, pg, ppo, pqn, r2d1, sac, td3
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
@@ -79,6 +79,7 @@ ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, mo
     "pg, normalized": (pg.Config(), 10, {"normalize_observation": True}),
     "ppo, one minibatch": (ppo.Config(minibatches=1, epochs=3, target_kl=0.01), 5, {"normalize_observation": True}),
     "pqn, one minibatch": (pqn.Config(minibatches=1, epochs=2), 5, {"norm": "layer"}),
+    "appo, one minibatch": (appo.Config(minibatches=1, epochs=2), 5, {}),
     "a2c, recurrent": (a2c.Config(), 5, {"memory": "gru", "memory_size": 8}),
 }
 

@@ -13,12 +13,16 @@ import torch
 from gymnasium import spaces
 
 from rlframe import evaluate, launch
+from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.data import Episode, open_dataset
 from rlframe.data.episodes import SAMPLED_ACTION, as_batches
 from rlframe.distributions import executed
+from rlframe.experiment.checks import check_parts
+from rlframe.experiment.settings import from_flat
+from rlframe.models import ModelConfig
 from rlframe.record.snapshot import list_snapshots, load_snapshot
 from rlframe.replay import NStep, OfDatasets, ReturnsToGo, Transitions, make_replay
 from rlframe.replay.dataset import MixedReplay
@@ -131,6 +135,21 @@ def test_live_rows_have_their_share_once_there_are_any(tmp_path: Path) -> None:
     made.update_priorities(found.index, np.ones(64))
     with pytest.raises(ValueError, match="must have the shape"):
         made.update_priorities(found.index, np.ones((64, 2)))
+
+
+def test_observations_of_data_beside_which_it_plays_are_in_the_statistics_once(tmp_path: Path) -> None:
+    path = stored(tmp_path, episodes([400], *CARTPOLE), *CARTPOLE)
+    config = dqn.Config(replay=OfDatasets(path=path, live=0.5, size=100), learning_starts=1_000)
+    agent = config.make_agent(*CARTPOLE, ModelConfig(hidden=(8,), normalize_observation=True))
+    algo = config.make_algorithm(agent, SPEC, 1_000)
+    statistics = agent.model.norm.parts[0]
+    live = list(as_batches(open_dataset(path).episodes(), CARTPOLE[1], 4))[:2]
+    counts = []
+    for batch in live:
+        algo.receive(batch.map(lambda x: np.repeat(x, 2, 1) if x.ndim > 1 else x).torch())
+        counts.append(int(statistics.count))
+    assert counts[0] >= 400
+    assert counts[1] - counts[0] == 8
 
 
 def test_shares_of_data_and_live_rows_hold_in_weights_of_prioritized_replay(tmp_path: Path) -> None:
@@ -271,10 +290,24 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
     assert "bring back the dataset" in capsys.readouterr().err
 
 
+def test_returns_of_play_do_not_scale_those_of_data(tmp_path: Path) -> None:
+    given = {"algo": "sac", "env": "Pendulum-v1", "algo.replay": "dataset", "algo.replay.path": "any-v0"}
+    with pytest.raises(ConfigError, match="algo.normalize_return=true would leave the rewards of algo.replay=dataset"):
+        check_parts(from_flat({**given, "algo.replay.live": 0.5, "algo.normalize_return": True}))
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         (("algo.replay.live=0.5",), "runner=offline_rl, which plays nothing"),
+        (("env.normalize_reward=true",), "would leave the rewards of algo.replay=dataset as they were recorded"),
+        (("reward.bonus=rnd",), "reward.bonus=rnd would leave the rewards"),
+        (("env.reward_scale=100",), "env.reward_scale=100 would leave the rewards"),
+        (("env.reward_clip=sign",), "env.reward_clip=sign would leave the rewards"),
+        (
+            ("algo.replay.return_range=10", "model.feed_back=true"),
+            "algo.replay.return_range does not work with a replay",
+        ),
         (("stop=updates > 9 and env_steps > 9",), "plays nothing, so that env_steps is never known"),
         (("algo=ppo", "algo.replay=memory"), "needs an algorithm with replay"),
         (("algo.replay=memory",), "runner=offline_rl learns from data"),
@@ -286,7 +319,7 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
 def test_runners_and_replays_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], says: str
 ) -> None:
-    path = stored(tmp_path, episodes([30], *CARTPOLE), *CARTPOLE)
+    path = stored(tmp_path, episodes([30, 12], *CARTPOLE), *CARTPOLE)
     given = dict(word.split("=", 1) for word in words(tmp_path, f"algo.replay.path={path}", "runner=offline_rl", *more))
     if given["algo"] == "ppo" or given["algo.replay"] == "memory":
         del given["algo.replay.path"]
