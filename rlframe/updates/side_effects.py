@@ -55,8 +55,8 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
 
     Watched are NumPy's and Python's global generators and, of the object that `learn` is a method of, of its modules
     and of the user's own objects in these, the attributes that are numbers, texts, NumPy generators, and tensors that
-    were read and have made way for others, but not `training`, which each call sets; and what is in lists and dicts.
-    A tensor in an attribute that was not there before is taken for one that the update only writes.
+    have made way for others, but not `training`, which each call sets; and what is in lists and dicts. Tensors in
+    attributes of modules count only if they were read: the others are for the update alone.
 
     Args:
         reading: notes, inside `learn`, what it reads.
@@ -78,8 +78,8 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
                 each.load(state)
                 changed.append(each)
         for owner, named, found in places:
-            counted += _take_away(owner, named, found)
-            replaced += _put_back(owner, named, found, reading)
+            numbers, tensors = _take_away(owner, named, found)
+            counted, replaced = [*counted, *numbers], [*replaced, *tensors, *_put_back(owner, named, found, reading)]
         counted += [name for name, x, found in contents if _refill(x, found)]
     draws = [each.name for each in changed if each.is_generator]
     counted = [*(each.name for each in changed if not each.is_generator), *counted]
@@ -92,20 +92,29 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
             raise SideEffect(says.format(" and ".join(dict.fromkeys(names))))
 
 
-def _take_away(owner: Any, named: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Delete new attributes that are numbers, whose names it returns, or tensors that stand for others."""
+def _take_away(owner: Any, named: dict[str, Any], before: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Delete new attributes that are numbers, or tensors that stand for others.
+
+    Returns the names of the numbers, and of the tensors outside of modules, which others may read.
+    """
     new = {name: x for name, x in named.items() if name not in before}
     plain = [name for name, x in new.items() if _is_plain(x)]
-    for name in (*plain, *(name for name, x in new.items() if isinstance(x, Tensor) and type(x) not in _REAL)):
+    tensors = [name for name, x in new.items() if isinstance(x, Tensor) and type(x) not in _REAL]
+    for name in (*plain, *tensors):
         del named[name]
-    return [f"{type(owner).__name__}.{name}" for name in plain]
+    seen = [] if isinstance(owner, nn.Module) else tensors
+    return [f"{type(owner).__name__}.{name}" for name in plain], [f"{type(owner).__name__}.{name}" for name in seen]
 
 
 def _put_back(owner: Any, named: dict[str, Any], before: dict[str, Any], reading: Reading) -> list[str]:
-    """Give attributes their tensors back; returns the names of those that were read: a record would read them again."""
+    """Give attributes their tensors back; the names of those that were read: a record would read them again.
+
+    Outside of modules, whose features are for the update alone, also of those that others may read afterwards.
+    """
     lost = {name: x for name, x in before.items() if _tensors(x) and named.get(name) is not x}
     named.update(lost)
-    read = (name for name, x in lost.items() if any(id(each) in reading.ids for each in _tensors(x)))
+    of_module = isinstance(owner, nn.Module)
+    read = (name for name, x in lost.items() if not of_module or any(id(each) in reading.ids for each in _tensors(x)))
     return [f"{type(owner).__name__}.{name}" for name in read]
 
 

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlframe.algos import dqn
 from rlframe.updates.compiled import CompileChoice, compiling
 from tests.algos.test_compiled import (
+    CARTPOLE,
     Looking,
     assert_alike,
     batches,
     learned,
+    learner,
     warning_of_equal_runs,
     with_network,
 )
@@ -224,3 +227,38 @@ def test_an_attribute_that_is_only_written_is_compiled_and_holds_no_tensor_of_th
     assert_alike(one, other, rtol=1e-2, atol=1e-3)
     kept = [module.features for module in one.agent.modules() if hasattr(module, "features")]
     assert all(type(x) is Tensor for x in kept)
+
+
+class Smooth(dqn.DQN):
+    """Whose loss leaves its value for `update` to log."""
+
+    seen = torch.zeros(())
+
+    def loss(self, values: Any, batch: Any) -> Any:
+        found = super().loss(values, batch)
+        self.seen = found[0].detach().mean()
+        return found
+
+    def update(self) -> Any:
+        return {**super().update(), "seen": self.seen}
+
+
+class SmoothFromZero(Smooth):
+    """With a first value of its own."""
+
+    def update(self) -> Any:
+        self.__dict__.setdefault("seen", torch.zeros(()))
+        return super().update()
+
+
+@pytest.mark.parametrize("cls", [Smooth, SmoothFromZero])
+def test_what_a_loss_leaves_for_its_algorithm_is_that_of_the_update(
+    cls: type, recorded: list[Any], warned: Callable[[], list[str]]
+) -> None:
+    algos = [learner(dqn, *CARTPOLE, model={"hidden": (8,)}, replay_ratio=2.0, n_steps=96) for _ in range(2)]
+    for algo in algos:
+        algo.__class__ = cls
+    line = warning_of_equal_runs(*algos, batches("dqn"), warned)
+    assert f"it puts another tensor in the place of {cls.__name__}.seen" in line
+    assert torch.equal(*(algo.seen for algo in algos))
+    assert float(algos[0].seen) > 0

@@ -292,7 +292,7 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
 
 def test_returns_of_play_do_not_scale_those_of_data(tmp_path: Path) -> None:
     given = {"algo": "sac", "env": "Pendulum-v1", "algo.replay": "dataset", "algo.replay.path": "any-v0"}
-    with pytest.raises(ConfigError, match="algo.normalize_return=true would leave the rewards of algo.replay=dataset"):
+    with pytest.raises(ConfigError, match="normalize_return=true would leave the rewards of"):
         check_parts(from_flat({**given, "algo.replay.live": 0.5, "algo.normalize_return": True}))
 
 
