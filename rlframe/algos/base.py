@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from rlframe.agents import Agent
 from rlframe.algos.saved import UnsavedState, check_saved, load_states, states_of
 from rlframe.core.arguments import checked
+from rlframe.core.errors import qualified_name, warn_once
 from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Samples
@@ -159,3 +161,14 @@ class Frozen(Algorithm):
 def optimizer_steps(algo: Algorithm) -> dict[str, OptimizerStep]:
     """Those among an algorithm's attributes, by their names."""
     return {name: part for name, part in vars(algo).items() if isinstance(part, OptimizerStep)}
+
+
+def warn_of_others(algo: Algorithm, module: str) -> None:
+    """Warn if the user's module has algorithms, and its config makes none of them: the method has another name."""
+    known = [each for each in vars(sys.modules.get(module, sys)).values() if isinstance(each, type)]
+    own = [each for each in known if issubclass(each, Algorithm) and each.__module__ == module]
+    if own and not isinstance(algo, tuple(own)) and not module.startswith("rlframe."):
+        named = " or ".join(each.__name__ for each in own)
+        warn_once(
+            f"algo: the config of {module} makes {qualified_name(type(algo))}, not {named}; see its make_algorithm"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -16,10 +15,10 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
-from rlframe.algos.base import Frozen
+from rlframe.algos.base import Frozen, warn_of_others
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, one_line, pluralize, qualified_name, warn_once
+from rlframe.core.errors import ConfigError, one_line, pluralize
 from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
@@ -204,22 +203,11 @@ def make_learners(
 def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm], policy: str = "") -> Algorithm:
     """The algorithm that `make` makes of n_steps and seed."""
     algo = make(experiment.runner.n_steps, experiment.seed)
-    _warn_of_others(algo, type(experiment.algo).__module__)
+    warn_of_others(algo, type(experiment.algo).__module__)
     if experiment.init_optimizer:
         load_optimizers(algo, saved_part(experiment.init, "algo", policy), experiment.init)
     _check_divided(algo)
     return algo
-
-
-def _warn_of_others(algo: Algorithm, module: str) -> None:
-    """Warn if the user's module has algorithms, and its config makes none of them: the method has another name."""
-    known = [each for each in vars(sys.modules.get(module, sys)).values() if isinstance(each, type)]
-    own = [each for each in known if issubclass(each, Algorithm) and each.__module__ == module]
-    if own and not isinstance(algo, tuple(own)) and not module.startswith("rlframe."):
-        named = " or ".join(each.__name__ for each in own)
-        warn_once(
-            f"algo: the config of {module} makes {qualified_name(type(algo))}, not {named}; see its make_algorithm"
-        )
 
 
 def _make_rewards(experiment: Experiment, sampler: Source, algo: Algorithm, in_spaces: tuple[Space, Space]) -> Rewards:
