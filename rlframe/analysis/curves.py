@@ -210,10 +210,23 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def choose_x(experiments: Sequence[SeedGroup]) -> str:
-    """env_steps, or updates if no run has made an env_step: they learned from data alone."""
-    runs = [run.columns for experiment in experiments for run in experiment.runs]
-    played = any((columns.get("env_steps", np.zeros(1)) > 0).any() for columns in runs)
-    return "env_steps" if played or not all("updates" in columns for columns in runs) else "updates"
+    """env_steps, or updates if no run has made an env_step: they learned from data alone.
+
+    Raises:
+        PlotError: some did, and others have played.
+    """
+    runs = [run for experiment in experiments for run in experiment.runs]
+    played, learned = ([_last(run.columns, name) > 0 for run in runs] for name in ("env_steps", "updates"))
+    of_data = [run for run, plays, learns in zip(runs, played, learned, strict=True) if learns and not plays]
+    if of_data and any(played):
+        raise PlotError(
+            f"{of_data[0].directory} learned from data, without env_steps; plot it apart, or with x=updates"
+        )
+    return "updates" if of_data else "env_steps"
+
+
+def _last(columns: Mapping[str, np.ndarray], name: str) -> float:
+    return float(np.nanmax(columns.get(name, np.zeros(1)), initial=0.0))
 
 
 def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:

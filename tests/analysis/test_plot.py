@@ -65,6 +65,10 @@ def test_runs_that_learned_from_data_alone_are_drawn_over_updates(
     assert main([str(run), f"out={tmp_path / 'curves.png'}"]) == 0
     assert "eval/return_mean 500.0 at updates 2,000" in capsys.readouterr().out
 
+    played = write_run(tmp_path / "ppo", [10.0, 500.0])
+    assert main([str(run), str(played), f"out={tmp_path / 'both.png'}"]) == 2
+    assert f"{run} learned from data, without env_steps; plot it apart, or with x=updates" in capsys.readouterr().err
+
 
 def test_runs_given_one_by_one_are_seeds_of_one_experiment(study: Path) -> None:
     (experiment,) = find_experiments(sorted((study / "ppo").iterdir()), ())
