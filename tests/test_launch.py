@@ -137,7 +137,7 @@ optimizer.momentum=0.9 -> did you mean algo.optimizer.momentum?
 algo=td3 algo.policy_delay=3 -> did you mean algo.policy_interval?
 env.length=3 -> an argument of the environment is env_kwargs.length
 env=./nothere.py:Env -> env=./nothere.py:Env: nothere.py does not exist
-env.wrappers=gymnasium.wrappers:FrameStackObservation -> cannot be called with an environment alone
+env.wrappers=gymnasium.wrappers:FrameStackObservation -> needs more than an environment; give its other arguments
 env.normalize_reward=yes -> env.normalize_reward=yes: write true or false
 experiment=nothere.yaml -> experiment=nothere.yaml: no such file
 callbacks=[foo] dry_run=true -> callbacks=foo must be written package.module:name

@@ -109,7 +109,7 @@ def quantile_loss(
         clip: of the targets (see clip_target).
         tau: other fractions of theta, [N] or [..., n, N] in [0, 1]; those of the target are its own.
             (Dabney, Ostrovski, Silver & Munos 2018, IQN, arXiv 1806.06923, section 3; their loss is divided by κ)
-            The error is then Σ_i mean_j |u_ij|, as in the code of Beyond the Rainbow (arXiv 2411.03820).
+            The error is then mean |u_ij|, in proportion to that of the code of Beyond the Rainbow (arXiv 2411.03820).
     """
     target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
     u = target.unsqueeze(-2) - theta.unsqueeze(-1)
@@ -118,7 +118,7 @@ def quantile_loss(
         tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
         error = (target.mean(-1) - theta.detach().mean(-1)).abs()
     else:
-        error = u.detach().abs().mean(-1).sum(-1)
+        error = u.detach().abs().mean((-2, -1))
     weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
     loss = (weight * _huber(u, huber_delta)).mean(-1).sum(-1)
     return loss, error

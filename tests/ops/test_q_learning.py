@@ -145,4 +145,4 @@ def test_the_loss_of_quantiles_at_drawn_fractions_is_that_worked_out_by_hand() -
     # u = -1, 1 and -2, 0; L = 0.5, 0.5 and 1.5, 0; the weights are 1 - τ below and τ above
     first = (0.1 * 0.5 + 0.9 * 0.5) / 2 + 0.75 * 1.5 / 2
     torch.testing.assert_close(loss.detach(), t(first, (0.25 + 0.25) / 2 + 0.75 / 2))
-    torch.testing.assert_close(error, t(1.0 + 1.0, 1.0 + 1.0))
+    torch.testing.assert_close(error, t((1.0 + 1.0 + 2.0 + 0.0) / 4, 1.0))
