@@ -53,6 +53,8 @@ def _export(argv: list[str]) -> int:
     names = {Path(out or "policies", f"{each}{_SUFFIX[kind]}"): each for each in several}
     names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
     for file in names:
+        if not out and file.exists():
+            raise ConfigError(f"{file} exists, perhaps of another run; replace it by out={file}, or give another name")
         prepare_output(file)
     policy = load_policy(path, "cpu", trust, name=name, snapshot=snapshot)
     for file, each in names.items():

@@ -86,6 +86,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+def test_a_file_of_another_run_is_replaced_only_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.pt2").write_text("another")
+    assert export.main([str(tmp_path / "run_0")]) == 2
+    assert "policy.pt2 exists, perhaps of another run; replace it by out=policy.pt2" in capsys.readouterr().err
+    assert (tmp_path / "policy.pt2").read_text() == "another"
+
+
 @pytest.mark.filterwarnings("ignore")  # of the exporters
 @pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=SLOW) for name in RUNS])
 def test_an_exported_program_acts_as_the_agent(
