@@ -106,7 +106,7 @@ class Temperature(nn.Module):
         self.log, self.is_linear = nn.Parameter(torch.tensor(math.log(initial))), loss == "linear"
 
     def factor(self) -> Tensor:
-        """That of a loss in the weight, or in its logarithm; differentiable."""
+        """What its loss multiplies: the weight itself, or its logarithm; differentiable."""
         return self.log.exp() if self.is_linear else self.log
 
 

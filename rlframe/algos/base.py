@@ -163,12 +163,10 @@ def optimizer_steps(algo: Algorithm) -> dict[str, OptimizerStep]:
     return {name: part for name, part in vars(algo).items() if isinstance(part, OptimizerStep)}
 
 
-def warn_of_others(algo: Algorithm, module: str) -> None:
+def warn_if_unused(algo: Algorithm, module: str) -> None:
     """Warn if the user's module has algorithms, and its config makes none of them: the method has another name."""
-    known = [each for each in vars(sys.modules.get(module, sys)).values() if isinstance(each, type)]
+    known = [each for each in getattr(sys.modules.get(module), "__dict__", {}).values() if isinstance(each, type)]
     own = [each for each in known if issubclass(each, Algorithm) and each.__module__ == module]
     if own and not isinstance(algo, tuple(own)) and not module.startswith("rlframe."):
         named = " or ".join(each.__name__ for each in own)
-        warn_once(
-            f"algo: the config of {module} makes {qualified_name(type(algo))}, not {named}; see its make_algorithm"
-        )
+        warn_once(f"the config of {module} makes {qualified_name(type(algo))}, not {named}; see its make_algorithm")

@@ -6,7 +6,8 @@ Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou,
 
 A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
 `models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
-`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step` and `core.types`.
+`updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
+`core.types`.
 """
 
 from __future__ import annotations
@@ -48,16 +49,15 @@ from rlframe.updates.compiled import Compiled
 from rlframe.updates.cuda_graph import Graphs
 from rlframe.updates.optimizer_step import make_optimizer_step
 
+_OF_TEMPERATURE = ("target_entropy", "target_entropy_fraction", "temperature_loss")
+
 
 @chz.chz
 class Config(ActorCriticConfig):
-    """Defaults are those of the second paper (appendix D)."""
+    """Those of the second paper (appendix D); for vectors the critics' rate is CleanRL's, and it starts earlier."""
 
-    IDLE = ActorCriticConfig.IDLE | idle_while(
-        "target_entropy", "target_entropy_fraction", "temperature_loss", learn_temperature=False
-    )
+    IDLE = ActorCriticConfig.IDLE | idle_while(*_OF_TEMPERATURE, learn_temperature=False)
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
-    # The critics' learning rate and the start are CleanRL's, with an earlier start.
     for_vectors = Defaults(for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000})
 
     learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")

@@ -216,7 +216,7 @@ def choose_x(experiments: Sequence[SeedGroup]) -> str:
         PlotError: some did, and others have played.
     """
     runs = [run for experiment in experiments for run in experiment.runs]
-    played, learned = ([_last(run.columns, name) > 0 for run in runs] for name in ("env_steps", "updates"))
+    played, learned = ([_most(run.columns, name) > 0 for run in runs] for name in ("env_steps", "updates"))
     of_data = [run for run, plays, learns in zip(runs, played, learned, strict=True) if learns and not plays]
     if of_data and any(played):
         raise PlotError(
@@ -225,7 +225,7 @@ def choose_x(experiments: Sequence[SeedGroup]) -> str:
     return "updates" if of_data else "env_steps"
 
 
-def _last(columns: Mapping[str, np.ndarray], name: str) -> float:
+def _most(columns: Mapping[str, np.ndarray], name: str) -> float:
     return float(np.nanmax(columns.get(name, np.zeros(1)), initial=0.0))
 
 

@@ -15,7 +15,7 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.algos import Algorithm
-from rlframe.algos.base import Frozen, warn_of_others
+from rlframe.algos.base import Frozen, warn_if_unused
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, one_line, pluralize
@@ -203,7 +203,7 @@ def make_learners(
 def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm], policy: str = "") -> Algorithm:
     """The algorithm that `make` makes of n_steps and seed."""
     algo = make(experiment.runner.n_steps, experiment.seed)
-    warn_of_others(algo, type(experiment.algo).__module__)
+    warn_if_unused(algo, type(experiment.algo).__module__)
     if experiment.init_optimizer:
         load_optimizers(algo, saved_part(experiment.init, "algo", policy), experiment.init)
     _check_divided(algo)

@@ -137,7 +137,9 @@ class ModelConfig:
     norm: str = choice("none", NORMS, "normalisation of each row, or over the batch, at these activations")
     norm_after: bool = option(False, "it follows the activations; else they follow it. Of actors and their critics")
     norm_input: bool = option(False, "the first layer's input is normalised so too. Of actors and their critics")
-    init: str = choice("auto", INITS, "initial weights of all layers, by the rule of that name; auto: the algorithm's")
+    init: str = choice(
+        "auto", INITS, "initial weights of agents and critics, by the rule of that name; auto: their own"
+    )
     unit_rows: bool = option(
         False, "weights of length 1 for each output, at first and after each step. Of actors and their critics"
     )

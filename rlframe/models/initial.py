@@ -1,4 +1,4 @@
-"""How the weights of a network begin, where that is not as its algorithm's code has it."""
+"""Initial weights of networks by a rule, `model.init`, in the place of those that their code gives them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _N = TypeVar("_N", bound=nn.Module)
 
 @torch.no_grad()
 def redrawn(network: _N, kind: str) -> _N:
-    """The network, the weights of whose dense and convolutional layers, heads included, are drawn anew from torch.
+    """The network, with new weights in its dense and convolutional layers, heads included, but not in noisy ones.
 
     With n inputs and m outputs of a layer, and zero bias:
 

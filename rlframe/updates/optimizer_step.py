@@ -31,7 +31,7 @@ def flushing_for(steps: Iterable[OptimizerStep]) -> AbstractContextManager[None]
     return flushing_denormals() if all(step.optimizer.flushes for step in steps) else nullcontext()
 
 
-def _no_loss(loss: Tensor) -> str:
+def _what_is_wrong(loss: Tensor) -> str:
     if loss.dim():
         return f"a loss has shape {list(loss.shape)} and must be one number []: return a weighted mean over the rows"
     return "a loss depends on no parameter: something detached it, or was computed without gradients"
@@ -106,7 +106,7 @@ class OptimizerStep:
             ConfigError: the loss is no single number, or depends on no parameter.
         """
         if loss.dim() or not loss.requires_grad:
-            raise ConfigError(_no_loss(loss))
+            raise ConfigError(_what_is_wrong(loss))
         if unless is not None and self.waits and not self.is_captured and bool(unless):
             return torch.zeros_like(loss)
         # As loss.backward(), without the 30 us that its checks take in the update of a small network.

@@ -26,14 +26,15 @@ def networks(**options: Any) -> list[nn.Module]:
 
 
 def weights(*found: nn.Module) -> list[tuple[Tensor, Tensor | None, int, int]]:
-    """Weights and biases of all layers with their inputs and outputs, of each of several networks."""
-    layers = [x for network in found for x in network.modules() if isinstance(x, Linear | nn.Linear | nn.Conv2d)]
-    shapes = [layer.weight.shape if isinstance(layer, nn.Conv2d) else (*layer.weight.shape[-2:],) for layer in layers]
-    area = [math.prod(shape[2:]) for shape in shapes]
-    return [
-        (layer.weight.detach(), layer.bias, shape[1] * side, shape[0] * side)
-        for layer, shape, side in zip(layers, shapes, area, strict=True)
-    ]
+    """Weights and biases of all layers with their inputs and outputs."""
+    result = []
+    for layer in (x for network in found for x in network.modules()):
+        if isinstance(layer, nn.Conv2d):
+            area = math.prod(layer.kernel_size)
+            result.append((layer.weight.detach(), layer.bias, layer.in_channels * area, layer.out_channels * area))
+        elif isinstance(layer, Linear | nn.Linear):
+            result.append((layer.weight.detach(), layer.bias, layer.weight.shape[-1], layer.weight.shape[-2]))
+    return result
 
 
 @pytest.mark.parametrize("kind", ["lecun", "xavier", "torch"])
