@@ -84,28 +84,30 @@ def read_run(directory: Path) -> RunData:
 def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The config in a params.json, and what each resume changed in it.
 
-    Python files of the user's own are named by their contents, my_ppo.py@1a2b3c4d:MyPPO, wherever they lie; one
-    that was edited before a resume has both.
+    Own code is named by its digest too, my_ppo.py@1a2b3c4d:MyPPO, wherever it lies; what was edited before a resume
+    has both.
     """
     resumed = params.get("resumed")
     starts = [params, *(each for each in (resumed if isinstance(resumed, list) else []) if isinstance(each, dict))]
     digests: dict[str, dict[str, None]] = {}
-    for files in (start.get("files") for start in starts):
-        for file, digest in files.items() if isinstance(files, dict) else ():
-            digests.setdefault(str(file), {})[str(digest)[:8]] = None
-    names = {file: f"{Path(file).name}@{'+'.join(found)}" for file, found in digests.items()}
+    for code in (start.get("code") for start in starts):
+        for name, digest in code.items() if isinstance(code, dict) else ():
+            digests.setdefault(str(name), {})[str(digest)[:8]] = None
+    names = {name: f"{Path(name).name}@{'+'.join(found)}" for name, found in digests.items()}
     configs = [params.get("config"), *(start.get("changed") for start in starts[1:])]
-    return [_with_files(each, names) if isinstance(each, dict) else {} for each in configs]
+    return [_with_digests(each, names) if isinstance(each, dict) else {} for each in configs]
 
 
-def _with_files(value: Any, names: Mapping[str, str]) -> Any:
-    """A config, or a value in it, with other names of files."""
+def _with_digests(value: Any, names: Mapping[str, str]) -> Any:
+    """A config, or a value in it, with other names of own code."""
     if isinstance(value, dict):
-        return {key: _with_files(each, names) for key, each in value.items()}
+        return {key: _with_digests(each, names) for key, each in value.items()}
     if isinstance(value, list):
-        return [_with_files(each, names) for each in value]
-    file, colon, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
-    return f"{names[file]}{colon}{rest}" if file in names else value
+        return [_with_digests(each, names) for each in value]
+    if not isinstance(value, str) or value in names:
+        return names.get(value, value) if isinstance(value, str) else value
+    name, colon, rest = value.partition(":")
+    return f"{names[name]}{colon}{rest}" if name in names else value
 
 
 def _with_clocks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

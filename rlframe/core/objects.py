@@ -51,13 +51,13 @@ def _unpickled(name: str, payload: bytes, key: str) -> ObjectName:
 
 def name_of(value: Any) -> str:
     """`module:name` of an object, or of the class of an instance; it ends in () if importing it gives another one."""
-    defined = _defined(value)
+    defined = defined_by(value)
     module = sys.modules.get(defined.__module__)
     found = vars(module).get(defined.__qualname__) if module else None
     return f"{defined.__module__}:{defined.__qualname__}{'' if found is value else '()'}"
 
 
-def _defined(value: Any) -> Any:
+def defined_by(value: Any) -> Any:
     """The class or function that an object is, or that it is made of."""
     inner = value.func if isinstance(value, partial) else value
     return inner if inspect.isclass(inner) or inspect.isroutine(inner) else type(inner)
@@ -96,7 +96,7 @@ def pickled(value: Any, key: str, name: str) -> bytes:
         ConfigError: it cannot be pickled.
     """
     try:
-        with _by_value(sys.modules.get(_defined(value).__module__)):
+        with _by_value(sys.modules.get(defined_by(value).__module__)):
             return cloudpickle.dumps(value)
     except Exception as error:  # pickling runs user code, which may raise anything
         raise ConfigError(

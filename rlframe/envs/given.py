@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from rlframe.core.errors import ConfigError
 from rlframe.core.names import find_attribute
 from rlframe.core.objects import ObjectName, can_import, name_of, pickled
+from rlframe.core.own_code import object_digest
 from rlframe.envs import pettingzoo
 from rlframe.envs.make import MADE, resolve
 
@@ -101,7 +102,7 @@ def _without_main(spec: EnvSpec) -> EnvSpec:
 
 def _copied(env: Any, key: str) -> ObjectName:
     name = name_of(env)
-    return ObjectName(name, CopiedEnv(name, pickled(env, key, name)), key)
+    return ObjectName(name, CopiedEnv(name, object_digest(env), pickled(env, key, name)), key)
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,7 +110,8 @@ class CopiedEnv:
     """Makes copies of an environment that was given as an instance."""
 
     name: str
-    payload: bytes
+    digest: str
+    payload: bytes = field(compare=False)  # differs between processes, of the same environment
 
     def __call__(self) -> Any:
         env = cloudpickle.loads(self.payload)

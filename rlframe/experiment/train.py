@@ -187,8 +187,10 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
     for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
         _logger.info(note)
     _logger.info(f"run: {run.directory}")
-    for file in run.edited_files:
-        _logger.warning(f"{file} has changed since the run was started last; it goes on with what is there now")
+    for name in run.edited:
+        _logger.warning(
+            f"{name} has changed since the run was started last, or what it imports; it goes on with what is there now"
+        )
 
 
 def _choices(job: Job, resolved: hardware.Resolved, built: Built) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import psutil
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file, write_file
+from rlframe.core.own_code import own_code, source_digest
 from rlframe.core.version import __version__
 
 LOCK_FILE, PARAMS, RESULT = "lock.json", "params.json", "result.json"
@@ -49,7 +50,7 @@ def record_start(path: Path, config: Mapping[str, Any], resume: bool) -> tuple[d
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
     """Write params.json of a new run, after `check_config`."""
-    params = {"config": dict(config), "seed": config.get("seed"), **session(), "files": _own_files(config)}
+    params = {"config": dict(config), "seed": config.get("seed"), **session(), "code": own_code(config)}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
@@ -71,7 +72,7 @@ def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
 
 
 def resumed_session(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a session that resumes a run adds to its params.json, and the Python files of the config edited since.
+    """What a session that resumes a run adds to its params.json, and the names of own code edited since.
 
     Beside the facts of each session, it has the settings that differ from the recorded config. What the run had chosen
     is no difference.
@@ -89,8 +90,10 @@ def resumed_session(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, An
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
-    files, edited = _own_files(config), _edited(config, [params, *resumed])
-    return {**session(), "changed": changed, "files": files}, edited
+    code, before = own_code(config), last_code([params, *resumed])
+    moved = {Path(name).name: digest for name, digest in before.items() if not Path(name).expanduser().exists()}
+    edited = [name for name, digest in code.items() if before.get(name, moved.get(Path(name).name, digest)) != digest]
+    return {**session(), "changed": changed, "code": code}, edited
 
 
 def add_resumed(path: Path, started: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
@@ -101,29 +104,24 @@ def add_resumed(path: Path, started: Mapping[str, Any], choices: Mapping[str, An
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
-def _edited(config: Mapping[str, Any], starts: Sequence[Any]) -> list[str]:
-    """The Python files of a config that are not what they were at the last start that had them."""
-    last: dict[str, Any] = {}
+def last_code(starts: Sequence[Any]) -> dict[str, str]:
+    """The digests of own code at the last of a run's starts that had it; see `core.own_code`."""
+    last: dict[str, str] = {}
     for start in starts:
-        files = start.get("files") if isinstance(start, dict) else None
-        last |= files if isinstance(files, dict) else {}
-    moved = {Path(name).name: content for name, content in last.items() if not Path(name).expanduser().exists()}
-    return [
-        name
-        for name, content in _own_files(config).items()
-        if last.get(name, moved.get(Path(name).name, content)) != content
-    ]
+        code = start.get("code") if isinstance(start, dict) else None
+        last |= {str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else {}
+    return last
 
 
-def _own_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """The Python files that a config names, such as ./my_ppo.py:MyPPO, and the beginning of their SHA-256."""
-    texts = [str(text) for x in config.values() for text in (x if isinstance(x, list | tuple) else [x])]
-    found: dict[str, str] = {}
-    for name in sorted({text.partition(":")[0] for text in texts if ".py" in text}):
-        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it is none, or cannot be read
-            if name.endswith(".py"):
-                found[name] = hashlib.sha256(Path(name).expanduser().read_bytes()).hexdigest()[:16]
-    return found
+def edited_since(path: Path) -> list[str]:
+    """Files and modules that are not what they were at the last start of the run with this params.json."""
+    try:
+        params = read_json(path)
+    except ConfigError:
+        return []
+    resumed = params.get("resumed")
+    code = last_code([params, *(resumed if isinstance(resumed, list) else [])])
+    return [name for name, digest in code.items() if source_digest(name) not in ("", digest)]
 
 
 def run_directory(log_dir: str | Path, run_id: int) -> Path:

@@ -56,7 +56,7 @@ class BaseRun:
     """Where a runner reports metrics, progress and snapshots. The methods of this base class record nothing."""
 
     tokens: Sequence[str] = ()  # see run_tokens; empty: nothing is recorded
-    edited_files: Sequence[str] = ()  # of the user's own, since a resumed run was started last
+    edited: Sequence[str] = ()  # own code, since a resumed run was started last
 
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
@@ -193,7 +193,7 @@ class Run(_DirectoryRun):
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
-            self._resumed, self.edited_files = record_start(directory / PARAMS, config, resume)
+            self._resumed, self.edited = record_start(directory / PARAMS, config, resume)
             if not resume and sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
             self.tokens = run_tokens(directory)

@@ -1,7 +1,8 @@
 """Objects in a study's settings that its runs, other programs, cannot import: kept in the study's directory.
 
 They were defined in a notebook, or made in the call: a lambda, an instance. A file there names them, so that
-`env=DIR/objects_0a1b2c3d.py:MyEnv` is a word as any other, and needs trust to be resumed as any other file's.
+`env=DIR/objects_0a1b2c3d.py:MyEnv_1a2b3c4d` is a word as any other, and needs trust to be resumed as any other file's.
+The name ends in the object's digest: another object of the same name is another word.
 """
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import cloudpickle
-
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import replace_file
 from rlframe.core.objects import ObjectName, name_elsewhere, pickled
+from rlframe.core.own_code import object_digest
 from rlframe.study.record import FILE, size_and_time
 
-_TEXT = '''"""Objects that the call of run_study was given, pickled by value; written anew by each such call."""
+_TEXT = '''"""Objects that calls of run_study were given, each pickled by value in a file beside this one."""
 
 from pathlib import Path
 
 import cloudpickle
 
-for _name, _value in cloudpickle.loads(Path(__file__).with_suffix(".pkl").read_bytes()).items():
-    globals()[_name] = cloudpickle.loads(_value)
+for _path in Path(__file__).parent.glob(f"{Path(__file__).stem}.*.pkl"):
+    globals()[_path.suffixes[0][1:]] = cloudpickle.loads(_path.read_bytes())
 '''
 
 
@@ -47,12 +46,9 @@ class StudyObjects:
         """The name by which a run of `command` finds the object."""
         if found := name_elsewhere(given, command):
             return found
-        name = next((name for name, known in self._given.items() if known.value is given.value), "")
-        if not name:
-            name = plain = re.sub(r"\W|lambda", "", given.rpartition(":")[2].rpartition(".")[2]) or "function"
-            while name in self._given:
-                name = f"{plain}_{len(self._given)}"
-            self._given[name] = given
+        plain = re.sub(r"\W|lambda", "", given.rpartition(":")[2].rpartition(".")[2]) or "function"
+        name = f"{plain}_{object_digest(given.value)[:8]}"
+        self._given[name] = given
         return f"{self._file}:{name}"
 
     @contextmanager
@@ -65,27 +61,24 @@ class StudyObjects:
         if not self._given:
             yield
             return
-        values = {name: pickled(given.value, given.key, given) for name, given in self._given.items()}
-        path = self._file
-        sys.modules.pop(path.stem, None)  # of an earlier call
+        pickles = {name: pickled(given.value, given.key, given) for name, given in self._given.items()}
+        files = {self._file.with_suffix(f".{name}.pkl"): content for name, content in pickles.items()}
+        files[self._file] = _TEXT.encode()
+        sys.modules.pop(self._file.stem, None)  # of an earlier call
         record, begun = self.directory / FILE, size_and_time(self.directory / FILE)
-        before = {each: each.read_bytes() if each.exists() else None for each in (path.with_suffix(".pkl"), path)}
+        new = [path for path in files if not path.exists()]
         is_new = not self.directory.exists()
         self.directory.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".pkl.new")
-        new.write_bytes(cloudpickle.dumps(values))
-        new.replace(path.with_suffix(".pkl"))
-        replace_file(path, _TEXT)
+        for path, content in files.items():
+            path.with_suffix(".new").write_bytes(content)
+            path.with_suffix(".new").replace(path)
         try:
             yield
         except ConfigError:
             if size_and_time(record) != begun:  # runs name them
                 raise
-            for each, content in before.items():
-                if content is None:
-                    each.unlink()
-                else:
-                    each.write_bytes(content)
+            for path in new:
+                path.unlink()
             if is_new and not any(self.directory.iterdir()):
                 self.directory.rmdir()
             raise

@@ -19,6 +19,7 @@ from rlframe.core.parts import dotted
 from rlframe.core.yaml import format_value
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
+from rlframe.record.directory import PARAMS, edited_since
 from rlframe.study.objects import StudyObjects
 from rlframe.study.overview import read_study
 from rlframe.study.pbt import PbtPlan
@@ -80,6 +81,8 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         skipped = f", {n_done} already done" if n_done else ""
         what = pluralize(len(study.runs), "run") if search is None else pluralize(search.plan.n_trials, "trial")
         print(f"study: {study.directory}, {what}{skipped}")
+        for line in _edits(study.runs, record):
+            print(line)
         print(describe_slots(slots), flush=True)
         best: Callable[[], str] = search.describe_best if search is not None else str
         if study.population is not None:
@@ -99,6 +102,20 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
         print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
         return int(any(status.state in (FAILED, INTERRUPTED) for status in record.statuses.values()))
+
+
+def _edits(runs: Sequence[PlannedRun], record: StudyRecord) -> list[str]:
+    """A line for each file or module that has changed since runs that are done."""
+    done = [run for run in runs if record.statuses[run.name].state == DONE]
+    changed: dict[str, list[str]] = {}
+    for run in done:
+        for name in edited_since(run.directory / PARAMS):
+            changed.setdefault(name, []).append(run.name)
+    return [
+        f"warning: {name} has changed since {pluralize(len(names), 'run')} ended, or what it imports; they are not "
+        f"repeated: remove their directories, of which {names[0]} is the first, or use another log_dir"
+        for name, names in changed.items()
+    ]
 
 
 def _run_intervals(

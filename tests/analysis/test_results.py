@@ -123,7 +123,7 @@ def test_a_file_of_your_own_is_known_by_its_contents(tmp_path: Path) -> None:
     for seed, (file, digest) in enumerate(digests.items()):
         run = run_dir(tmp_path / str(seed), seed, (1.0,), algo=f"{file}:Mine", callbacks=[f"{file}:Mine", "stop"])
         params = json.loads((run / "params.json").read_text())
-        (run / "params.json").write_text(json.dumps({**params, "files": {file: digest}}))
+        (run / "params.json").write_text(json.dumps({**params, "code": {file: digest}}))
         runs.append(run)
     assert add_runs(runs[:2], out, (), "", False).config["algo"] == "a.py@11111111:Mine"
     with pytest.raises(ConfigError, match=r"algo is a\.py@11111111:Mine and a\.py@22222222:Mine, callbacks"):

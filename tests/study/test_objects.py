@@ -18,6 +18,7 @@ from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
 from rlframe.core.names import find_attribute
 from rlframe.core.objects import ObjectName
+from rlframe.core.own_code import own_code
 from rlframe.experiment.settings import from_flat
 from rlframe.study import run_study
 from rlframe.study.objects import StudyObjects
@@ -80,8 +81,8 @@ def test_a_class_of_a_notebook_is_kept_once(tmp_path: Path, script: ModuleType) 
     del script.__file__
     words = words_of({"env": script.Own, "eval.env": script.Own, "callbacks": [Slower()]}, tmp_path / "study")
     assert words["env"] == words["eval.env"]
-    assert words["env"].endswith(".py:Own")
-    assert words["callbacks"].endswith(".py:Slower")
+    assert re.search(r"\.py:Own_[0-9a-f]{8}$", words["env"])
+    assert re.search(r"\.py:Slower_[0-9a-f]{8}$", words["callbacks"])
     assert find_attribute(words["env"], "env").__mro__[1] is Walk
 
 
@@ -103,10 +104,35 @@ def test_an_error_before_a_study_begins_leaves_no_objects_and_one_after_it_keeps
     assert len([*tmp_path.glob("study/objects_*")]) == 2 * begun
 
 
-def test_another_study_keeps_its_objects(tmp_path: Path) -> None:
-    name = words_of({"env": lambda: 1, "do": "a"}, tmp_path)["env"]
-    assert run_study(PRINTS, [{"env": lambda: 2, "do": "b"}], [0], str(tmp_path)) == 2, "it has other runs"
+def test_a_study_goes_on_with_equal_objects_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = words_of({"env": lambda: 1}, tmp_path)["env"]
+    assert run_study(PRINTS, [{"env": lambda: 1}], [0], str(tmp_path)) == 0
+    assert "1 already done" in capsys.readouterr().out
+    assert run_study(PRINTS, [{"env": lambda: 2}], [0], str(tmp_path)) == 2, "its returns would be the old ones"
+    assert "started with other arguments: env=" in capsys.readouterr().err
     assert find_attribute(name, "env")() == 1
+
+
+def test_a_study_keeps_the_objects_of_its_earlier_calls(tmp_path: Path) -> None:
+    name = words_of({"env": lambda: 1, "do": "a"}, tmp_path)["env"]
+    assert run_study(PRINTS, [{"env": lambda: 1, "do": "a"}, {"env": lambda: 2, "do": "b"}], [0], str(tmp_path)) == 0
+    assert find_attribute(name, "env")() == 1
+
+
+def test_a_study_says_which_code_has_changed_since_its_runs_were_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_walk.py").write_text("import own_sizes")
+    (tmp_path / "own_sizes.py").write_text("n = 3")
+    variant, study = {"env": "own_walk:Walk"}, tmp_path / "study"
+    words_of(variant, study)
+    (study / "run_0").mkdir()
+    (study / "run_0/params.json").write_text(json.dumps({"config": variant, "code": own_code(variant)}))
+    for text, is_said in (("n = 3", False), ("n = 4", True)):
+        (tmp_path / "own_sizes.py").write_text(text)
+        assert run_study(PRINTS, [variant], [0], str(study)) == 0
+        assert ("warning: own_walk has changed since 1 run ended, or what it" in capsys.readouterr().out) == is_said
 
 
 def test_a_run_that_imports_the_script_starts_no_study(

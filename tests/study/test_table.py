@@ -209,7 +209,7 @@ def test_runs_of_an_own_file_that_was_edited_between_them_are_not_pooled_in_sile
     runs = plan(tmp_path, n_seeds=2)
     for seed, run in enumerate(runs):
         write(run, "100,3.0,9.0")
-        params = {"config": {"algo": "a.py", "seed": seed, "threads": seed}, "files": {"a.py": f"{seed}" * 16}}
+        params = {"config": {"algo": "a.py", "seed": seed, "threads": seed}, "code": {"a.py": f"{seed}" * 16}}
         (run.directory / "params.json").write_text(json.dumps(params))
     assert (
         format_summary(summarize(runs, states(runs))).splitlines()[-1].startswith("all runs: its runs differ in algo,")

@@ -1,0 +1,203 @@
+"""Digests of own code: what changes them, and what does not."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rlframe.core.objects import ObjectName, name_of
+from rlframe.core.own_code import object_digest, own_code, source_digest
+
+FILES = {
+    "mine.py": "import os, torch\nfrom helpers import scale\nfrom parts.nets import Net\nclass Env: pass\n",
+    "helpers.py": "import mine\nscale = 1\n",  # in a circle
+    "parts/__init__.py": "",
+    "parts/nets.py": "from . import sizes\nclass Net:\n    def make(self):\n        from .late import x\n",
+    "parts/sizes.py": "hidden = 64\n",
+    "parts/late.py": "x = 1\n",
+    "other.py": "y = 1\n",
+}
+
+
+def write(folder: Path, files: dict[str, str] = FILES) -> str:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder / "mine.py")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_edit_of_what_a_file_imports_is_an_edit_and_one_of_other_files_is_none(name: str, tmp_path: Path) -> None:
+    mine = write(tmp_path)
+    before = source_digest(mine)
+    (tmp_path / name).write_text(FILES[name] + "z = 2\n")
+    assert (source_digest(mine) == before) == (name == "other.py")
+
+
+def test_a_file_is_the_same_in_another_folder_and_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = {source_digest(write(tmp_path / folder)) for folder in ("a", "b")}
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    assert {source_digest("mine")} == digests
+    assert source_digest("parts.nets") not in {"", *digests}
+    assert "mine" not in sys.modules, "nothing is imported"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os", "json.decoder", "torch.nn", "gymnasium", "rlframe.algos.ppo", "__main__", "no_such", "./no.py", "a..b"],
+)
+def test_installed_missing_and_own_modules_of_rlframe_have_no_digest(name: str) -> None:
+    assert source_digest(name) == ""
+
+
+def test_a_file_that_python_cannot_read_has_a_digest(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class:")
+    assert source_digest(str(tmp_path / "mine.py"))
+
+
+def test_a_config_has_the_digests_of_its_own_names(tmp_path: Path) -> None:
+    mine = write(tmp_path)
+    given = ObjectName("tests.core.test_own_code:<lambda>()", lambda: 1, "env")
+    config = {
+        "algo": f"{mine}:Algo(size=3)",
+        "callbacks": [f"{mine}:A", "rlframe.runners:Callback", given],
+        "algo.learning_rate": "cosine(3e-4,1.5e-4)",
+        "algo.optimizer": ObjectName("torch.optim.radam:RAdam", torch.optim.RAdam, "algo.optimizer"),
+        "env": "ALE/Pong-v5",
+        "affinity": "0:1",
+        "runner.n_steps": 10,
+    }
+    assert own_code(config) == {mine: source_digest(mine), given: object_digest(given.value)}
+
+
+def test_a_class_given_as_an_object_counts_as_its_name_does() -> None:
+    name = name_of(Own)
+    assert own_code({"env": ObjectName(name, Own, "env")}) == own_code({"env": name})
+    assert own_code({"env": name}) == {"tests.core.test_own_code": source_digest("tests.core.test_own_code")}
+
+
+class Own:
+    def __init__(self, size: Any = 3) -> None:
+        self.size = size
+
+
+@dataclass
+class Copied:
+    name: str
+    payload: bytes = field(compare=False)
+
+
+def closure(x: Any) -> Callable[[], Any]:
+    return lambda: x
+
+
+def circle() -> Own:
+    made = Own()
+    made.size = made
+    return made
+
+
+SPEC = gymnasium.spec("CartPole-v1")
+SAME = {
+    "partials": (functools.partial(Own, size=[1, {"a": 2}]), functools.partial(Own, size=[1, {"a": 2}])),
+    "closures": (closure(3), closure(3)),
+    "instances": (Own(3), Own(3)),
+    "circles": (circle(), circle()),
+    "maps": (Own(np.arange(4)), Own(np.arange(4))),
+    "random weights": (Own(torch.nn.Linear(2, 2)), Own(torch.nn.Linear(2, 2))),
+    "sets": (Own({"a", "b", "c"}), Own({"c", "b", "a"})),
+    "payloads": (Copied("a", b"1"), Copied("a", b"2")),
+    "specs": (SPEC, gymnasium.spec("CartPole-v1")),
+}
+OTHER = {
+    "lambdas of one module": (lambda: 1, lambda: 2),
+    "arguments of partials": (functools.partial(Own, size=3), functools.partial(Own, size=4)),
+    "closures": (closure(3), closure(4)),
+    "attributes": (Own(3), Own(3.0)),
+    "maps": (Own(np.arange(4)), Own(np.arange(4)[::-1])),
+    "methods": (Own(3).__init__, Own(4).__init__),
+    "names": (Copied("a", b""), Copied("b", b"")),
+    "specs": (SPEC, gymnasium.spec("CartPole-v0")),
+}
+
+
+@pytest.mark.parametrize(("a", "b"), SAME.values(), ids=SAME)
+def test_equal_objects_have_equal_digests(a: Any, b: Any) -> None:
+    assert object_digest(a) == object_digest(b)
+
+
+@pytest.mark.parametrize(("a", "b"), OTHER.values(), ids=OTHER)
+def test_other_values_have_other_digests(a: Any, b: Any) -> None:
+    assert object_digest(a) != object_digest(b)
+
+
+NOTEBOOK = """
+from functools import partial, cached_property
+from dataclasses import dataclass
+import abc, enum
+import gymnasium
+from rlframe.core.own_code import object_digest
+
+GAIN = {"left": 1.0, "right": {1, 2, 3}}
+
+def helper(x):
+    return x * GAIN["left"]
+
+class Kind(enum.Enum):
+    A = "a"
+
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def size(self): ...
+
+class Env(gymnasium.Env, Base):
+    kind: Kind = Kind.A
+
+    def __init__(self, size=3):
+        self.np_random, self.shape = gymnasium.utils.seeding.np_random(None)[0], (size,)
+        self._np_random_seed = id(self)
+
+    @property
+    def size(self):
+        return [helper(x) for x in self.shape]  # REMARK
+
+    @staticmethod
+    def other():
+        return super
+
+@dataclass
+class Setting:
+    made: object = None
+    n: int = 3
+
+print(*map(object_digest, (Env, Env(), partial(Env, 3), lambda: Env(2), Setting(Env()))))
+"""
+
+
+def digests(text: str) -> list[str]:
+    printed: list[str] = []
+    exec(compile(text, "<cell>", "exec"), {"__name__": "__main__", "print": lambda *each: printed.extend(each)})
+    return printed
+
+
+def test_objects_of_a_script_are_known_by_the_code_that_they_use() -> None:
+    first = digests(NOTEBOOK)
+    assert len({*first}) == 5
+    assert digests("# moved down\n" + NOTEBOOK.replace("REMARK", "OTHER REMARK")) == first
+    for before, after in {'"left": 1.0': '"left": 2.0', "return x * GAIN": "return x + GAIN", '"a"': '"b"'}.items():
+        assert not {*first} & {*digests(NOTEBOOK.replace(before, after))}, before
+
+
+def test_objects_of_a_script_have_the_same_digests_in_each_process() -> None:
+    done = [
+        subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=True) for _ in range(2)
+    ]
+    assert done[0].stdout.split() == done[1].stdout.split() == digests(NOTEBOOK)
