@@ -38,7 +38,7 @@ class ActorCriticConfig(OffPolicyConfig):
     target_interval: int = count(1, "updates of the critics for each move of the targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
     learning_starts: int = count(10_000, "env_steps before the first update", low=0)
-    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
+    random_steps: int = count_or_auto("env_steps of random actions; auto: until learning_starts, none with init=")
     explore: ExploreConfig | str = "stochastic"
     n_critics: int = count(2, "critics", high=10_000)
     target_critics: bool = option(True, "targets are of copies of the critics that follow slowly; else of themselves")

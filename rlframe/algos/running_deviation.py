@@ -152,3 +152,7 @@ class ScaledReturns:
         """Continue from a saved state."""
         self.deviation.load_state_dict(state)
         self._follow()
+
+    def begin_with(self, state: Mapping[str, Any]) -> None:
+        """Scale returns as in a saved state, whose critics learned them so; the episodes are others."""
+        self.load_state_dict({**state, "sums": {}})

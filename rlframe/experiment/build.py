@@ -37,7 +37,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
-from rlframe.experiment.weights import load_init, load_optimizers, naming_policy, saved_part
+from rlframe.experiment.weights import load_init, load_networks, load_optimizers, naming_policy, saved_algorithm
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.replay.buffer import DividedReplay
@@ -127,6 +127,7 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
     Raises:
         ConfigError: parts do not fit together; everything that was opened is closed.
     """
+    experiment = experiment.acting_at_once()
     device = choose_device(experiment.device, affinity.gpus)
     precision = choose_precision(experiment.precision, device)
     callbacks = load_callbacks(experiment.callbacks)
@@ -204,8 +205,11 @@ def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm
     """The algorithm that `make` makes of n_steps and seed."""
     algo = make(experiment.runner.n_steps, experiment.seed)
     warn_if_unused(algo, type(experiment.algo).__module__)
-    if experiment.init_optimizer:
-        load_optimizers(algo, saved_part(experiment.init, "algo", policy), experiment.init)
+    if experiment.init and experiment.init_with != "agent":
+        saved = saved_algorithm(experiment.init, policy)
+        load_networks(algo, saved, experiment.init)
+        if experiment.init_with == "optimizers":
+            load_optimizers(algo, saved, experiment.init)
     _check_divided(algo)
     return algo
 

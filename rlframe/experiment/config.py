@@ -88,7 +88,9 @@ class Experiment:
     snapshot_errors: str = choice("stop", ("stop", "continue"), "what to do if a snapshot or row cannot be written")
     stop: str = option("", "end when this holds, such as 'eval/return_mean >= 475 and env_steps > 5e4' (metric names)")
     init: str = option("", "snapshot or run directory to take trained weights from")
-    init_optimizer: bool = option(False, "with init, take the state of its optimizers too")
+    init_with: str = choice(
+        "networks", ("agent", "networks", "optimizers"), "what init takes, each with those before it; networks: critics"
+    )
     log_level: str = choice("INFO", LEVELS, "what the console shows; WARNING: no rows of the log either")
     callbacks: tuple[str, ...] = names(
         (), "[module:Class,./file.py:Class(key=value)]: your subclasses of rlframe.runners.Callback"
@@ -113,8 +115,10 @@ class Experiment:
         if self.learners != 1 and self.world_size > 1:
             learners = "auto" if self.learners == AUTO else self.learners
             raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
-        if self.init_optimizer and not self.init:
-            raise ConfigError("init_optimizer=true needs init=RUN_DIR, whose optimizers it takes")
+        if self.init_with != "networks" and not any(
+            [self.init, *(each.init for each in self.agents.policies.values())]
+        ):
+            raise ConfigError(f"init_with={self.init_with} needs init=RUN_DIR, from which it takes them")
         if self.stop and (name := StopRule(self.stop).needs("eval")) and not self.evaluates:
             raise ConfigError(f"stop={self.stop:.200}: this run does not evaluate, so that {name} is never known")
         if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
@@ -191,12 +195,22 @@ class Experiment:
         seed = seed_int(self.seed, Role.POLICY, index) if index else self.seed
         return chz.replace(self, algo=own.algo, model=own.model, init=own.init or self.init, seed=seed)
 
+    def acting_at_once(self) -> Experiment:
+        """Policies with weights of `init` act from the first step, where random_steps is left to be chosen."""
+        own = self.agents.policies
+        policies = {
+            name: chz.replace(each, algo=_acting(each.algo, each.init or self.init)) for name, each in own.items()
+        }
+        agents = chz.replace(self.agents, policies=policies)
+        return chz.replace(self, algo=_acting(self.algo, self.init), agents=agents)
+
     def without_init(self) -> Experiment:
         """The experiment that starts from random weights, or from those of its own snapshot."""
-        policies = {name: chz.replace(each, init="") for name, each in self.agents.policies.items()}
+        acting = self.acting_at_once()
+        policies = {name: chz.replace(each, init="") for name, each in acting.agents.policies.items()}
         league = chz.replace(self.agents.league, members=())
         agents = chz.replace(self.agents, policies=policies, league=league)
-        return chz.replace(self, init="", init_optimizer=False, agents=agents)
+        return chz.replace(acting, init="", agents=agents)
 
     def on_ray(self) -> bool:
         """Whether a part of it is in actors of Ray."""
@@ -209,3 +223,8 @@ class Experiment:
         env = self.env.rpartition("/")[2].rpartition(":")[2].rpartition("<locals>.")[2]
         env = re.sub(r"[^\w.\-]", "", env)  # without () and <lambda>
         return self.name or f"{algo}_{env}"
+
+
+def _acting(algo: Any, init: str) -> Any:
+    chosen = getattr(algo, "random_steps", 0) == AUTO
+    return chz.replace(algo, random_steps=0) if init and chosen else algo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
+
+_logger = logging.getLogger("rlframe")
 
 _RATE = "lr"  # of torch's optimizers
 
@@ -129,7 +132,42 @@ def _other_settings(init: str, config: Mapping[str, Any]) -> str:
     return ""
 
 
-def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
+def saved_algorithm(init: str, policy: str) -> Mapping[str, Any]:
+    """The state of an algorithm in the snapshot that `init` names; empty if that has weights of agents alone."""
+    path = Path(located(init, f"init={init}")[0])
+    found = any(key.partition("/")[0] == "algo" for key in state_keys(path))
+    saved = saved_part(init, "algo", policy) if found else {}
+    if not isinstance(saved, Mapping):
+        raise ConfigError(f"init={init} has no state of an algorithm, but {type(saved).__name__}; use init_with=agent")
+    return saved
+
+
+def load_networks(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:
+    """Give the networks of an algorithm, such as critics, their saved weights; the log says which begin anew.
+
+    Any other part of it takes what its `begin_with`, if it has one, takes of a state.
+
+    Raises:
+        ConfigError: one is another network.
+    """
+    taken, anew = ["the agent"], []
+    for name in algo.saved:
+        part = vars(algo)[name]
+        load = part.load_state_dict if isinstance(part, torch.nn.Module) else getattr(part, "begin_with", None)
+        if load is not None and name in saved:
+            try:
+                load(saved[name])
+            except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+                problem = one_line(error, 300)
+                raise ConfigError(f"init={source} has another {name}: {problem}; use init_with=agent") from None
+            taken.append(name)
+        elif load is not None:
+            anew.append(name)
+    rest = f"; {', '.join(anew)} begin anew, which that run has not" if anew else ""
+    _logger.info(f"init: {', '.join(taken)} of {source}{rest}")
+
+
+def load_optimizers(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:
     """Give the optimizers of an algorithm their saved states, without a learning rate that was set in that run.
 
     Raises:
@@ -137,23 +175,24 @@ def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
         ValueError: one is of another kind or another network.
     """
     steps = optimizer_steps(algo)
-    if not isinstance(saved, Mapping):
-        raise ConfigError(f"init_optimizer=true: {source} has no state of an algorithm, but {type(saved).__name__}")
     if not steps:
-        raise ConfigError(f"init_optimizer=true: {type(algo).__name__} has no OptimizerStep")
+        raise ConfigError(f"init_with=optimizers: {type(algo).__name__} has no OptimizerStep")
     for name, step in steps.items():
         if name not in saved:
-            raise ConfigError(f"init_optimizer=true: {source} has no state of {name}; use init= alone")
+            raise ConfigError(f"init_with=optimizers: {source} has no state of {name}; use init_with=networks")
         state = saved[name]
         if not isinstance(state, Mapping):
-            raise ConfigError(f"init_optimizer=true: {name} of {source} is {type(state).__name__}, no state; use init=")
+            what = type(state).__name__
+            raise ConfigError(f"init_with=optimizers: {name} of {source} is {what}, no state; use init_with=networks")
         try:
             step.load_state_dict({key: x for key, x in state.items() if key != "kept_rate"})
         except ValueError as error:
-            raise ConfigError(f"init_optimizer=true: {name} of {source}: {error}") from None
+            raise ConfigError(f"init_with=optimizers: {name} of {source}: {error}") from None
         except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             problem = f"{type(error).__name__} {str(error)[:100]}"
-            raise ConfigError(f"init_optimizer=true: {name} of {source} is malformed: {problem}; use init=") from None
+            raise ConfigError(
+                f"init_with=optimizers: {name} of {source} is malformed: {problem}; use init_with=networks"
+            ) from None
 
 
 @contextmanager

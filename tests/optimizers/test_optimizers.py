@@ -344,7 +344,7 @@ def test_an_own_optimizer_that_cannot_be_made_is_refused(name: str, kwargs: dict
         ({"algo.optimizer": "sgd", "algo.optimizer.nesterov": "true"}, "needs algo.optimizer.momentum above 0"),
         ({"algo.optimizer": "muon", "algo.optimizer.smallest": "0"}, "algo.optimizer.smallest=0 must be at least 1"),
         ({"algo.optimizer": "muon", "algo.optimizer.scale": "adan"}, "did you mean adam"),
-        ({"init_optimizer": "true"}, "init_optimizer=true needs init=RUN_DIR"),
+        ({"init_with": "optimizers"}, "init_with=optimizers needs init=RUN_DIR"),
     ],
 )
 def test_wrong_keys_are_refused_in_one_line(keys: dict[str, str], message: str) -> None:
