@@ -39,6 +39,7 @@ class Algorithm(ABC):
 
     progress: Progress
     config: Any = None  # its Config, to be recorded
+    origin: str = ""  # what it began with, of another run
     saved: Sequence[str]  # names of the attributes with state, besides the agent: parts, generators, tensors, numbers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -166,11 +166,15 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
         **_described(experiment, agent, sampler, where),
         "precision": f"{precision}, of matrix products in learning",
         "compile": compiled,
-        **{key: text for each in learners.values() for key, text in each.named(each.algo.facts()).items()},
+        **{key: text for each in learners.values() for key, text in each.named(_facts(each.algo)).items()},
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
     return Built(runner, precision, placing.compiled(compilation), in_spaces, experiment.agents.policy_map(), summary)
+
+
+def _facts(algo: Algorithm) -> dict[str, str]:
+    return {"init": algo.origin, **algo.facts()} if algo.origin else algo.facts()
 
 
 def make_learners(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,8 +16,6 @@ from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
-
-_logger = logging.getLogger("rlframe")
 
 _RATE = "lr"  # of torch's optimizers
 
@@ -143,7 +140,7 @@ def saved_algorithm(init: str, policy: str) -> Mapping[str, Any]:
 
 
 def load_networks(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:
-    """Give the networks of an algorithm, such as critics, their saved weights; the log says which begin anew.
+    """Give the networks of an algorithm, such as critics, their saved weights; its `origin` says which begin anew.
 
     Any other part of it takes what its `begin_with`, if it has one, takes of a state.
 
@@ -164,7 +161,7 @@ def load_networks(algo: Algorithm, saved: Mapping[str, Any], source: str) -> Non
         elif load is not None:
             anew.append(name)
     rest = f"; {', '.join(anew)} begin anew, which that run has not" if anew else ""
-    _logger.info(f"init: {', '.join(taken)} of {source}{rest}")
+    algo.origin = f"{', '.join(taken)} of {source}{rest}"
 
 
 def load_optimizers(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:
