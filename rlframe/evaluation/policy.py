@@ -14,10 +14,12 @@ from rlframe.agents import Agent
 from rlframe.agents.base import AgentState
 from rlframe.agents.team import uses_previous
 from rlframe.core import spaces as canonical
+from rlframe.core.errors import one_line
 from rlframe.core.multi_agent import OBSERVATION
 from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.envs.observations import InvalidValue, check_mask
 from rlframe.evaluation.target_policy import TargetPolicy, target_policy
 
 
@@ -51,14 +53,15 @@ class Policy:
         What only critics see may be left out.
 
         Raises:
-            ValueError: the observation does not fit the observation space.
+            ValueError: the observation does not fit the observation space, or its action mask forbids every action.
         """
         _check_alone(observation, self.observation_space)
         observation = _in_entries(observation, self.observation_space)
         single = not _is_batch(observation, self.observation_space)
-        rows = map_tree(lambda x: torch.as_tensor(np.asarray(x)).to(self._device), observation)
-        rows = map_tree(lambda x: x.unsqueeze(0), rows) if single else rows
-        n = len(leaves(rows)[0])
+        arrays = map_tree(lambda x: np.asarray(x)[None] if single else np.asarray(x), observation)
+        n = len(leaves(arrays)[0])
+        self._check_mask(arrays, n)
+        rows = map_tree(lambda x: torch.as_tensor(x).to(self._device), arrays)
         if n != self._n:
             self._state, self._n = self.greedy.initial_state(n), n
             self._exploring = self.greedy.exploration_state(n)
@@ -66,6 +69,13 @@ class Policy:
         call = self._explore if explore else self.greedy
         actions, self._state = call(rows, self._state, rewards)
         return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
+
+    def _check_mask(self, rows: Any, n: int) -> None:
+        if parts := canonical.mask_parts(self.observation_space, self.action_space):
+            try:
+                check_mask(rows[canonical.ACTION_MASK], parts, np.zeros(n, bool))
+            except InvalidValue as error:
+                raise ValueError(str(error)) from None
 
     def of(self, policy: str) -> Policy:
         """Itself, whatever the name: it is that of all agents. See `TeamPolicy.of`."""
@@ -94,11 +104,11 @@ def _in_entries(observation: Any, space: Space) -> Any:
     return {OBSERVATION: observation} if wanted else observation
 
 
-def _is_batch(observation: Any, space: Space) -> bool:
-    """Whether an observation has one more leading dimension than its space.
+def _is_batch(observation: Any, space: Space, name: str = "observation") -> bool:
+    """Whether an observation, whose values fit the space, has one more leading dimension than that.
 
     Raises:
-        ValueError: it has neither that shape nor the space's.
+        ValueError: it has neither that shape nor the space's, or a value that training refuses.
     """
     match space:
         case spaces.Dict():
@@ -108,15 +118,35 @@ def _is_batch(observation: Any, space: Space) -> bool:
             given = {key: sub for key, sub in space.spaces.items() if key in observation or key != PRIVILEGED}
             if missing := [key for key in given if key not in observation]:
                 raise ValueError(f"an observation has no entry {missing[0]!r}: it has {', '.join(observation)}")
-            return all(_is_batch(observation[key], sub) for key, sub in given.items())
+            parts = {f"{name}[{key!r}]": (observation[key], sub) for key, sub in given.items()}
         case spaces.Tuple():
-            return all(_is_batch(x, sub) for x, sub in zip(observation, space.spaces, strict=True))
-    shape, own = np.shape(observation), tuple(space.shape or ())
+            parts = {f"{name}[{i}]": each for i, each in enumerate(zip(observation, space.spaces, strict=True))}
+        case _:
+            return _check_leaf(np.asarray(observation), space, name)
+    found = {part: _is_batch(*each, part) for part, each in parts.items()}
+    if len({*found.values()}) > 1:
+        batch, single = (
+            next(part for part, is_batch in found.items() if is_batch == wanted) for wanted in (True, False)
+        )
+        raise ValueError(f"{batch} is a batch and {single} is not; give both with or without a leading dimension")
+    return any(found.values())
+
+
+def _check_leaf(values: np.ndarray, space: Space, name: str) -> bool:
+    shape, own = values.shape, tuple(space.shape or ())
     if own not in (shape, shape[1:]):
-        raise ValueError(f"an observation of shape {shape} is neither one of {space} nor a batch of them")
-    to_integers = isinstance(observation, np.ndarray) and np.dtype(space.dtype).kind in "iu"
-    if to_integers and observation.dtype.kind == "f" and not np.array_equal(observation, np.trunc(observation)):
-        raise ValueError(f"an observation of {observation.dtype} has fractions, which {space.dtype} of {space} has not")
+        raise ValueError(f"{name} of shape {shape} is neither one of {space} nor a batch of them")
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{name} is of dtype {values.dtype}, and {space} has {space.dtype}")
+    if values.dtype.kind == "f" and np.dtype(space.dtype).kind in "iu" and not np.array_equal(values, np.trunc(values)):
+        raise ValueError(f"{name} of {values.dtype} has fractions, which {space.dtype} of {space} has not")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError(f"{name} is not finite: {one_line(values, 100)}")
+    if not isinstance(space, spaces.Box):
+        first = np.asarray(getattr(space, "start", 0))
+        size = getattr(space, "n", 2) if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
+        if not ((values >= first) & (values < first + size)).all():
+            raise ValueError(f"{name} is outside {space}: {one_line(values, 100)}")
     return shape != own
 
 

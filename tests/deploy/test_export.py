@@ -207,7 +207,26 @@ def test_what_is_no_observation_is_refused() -> None:
     for wrong, message in (
         ((right, {}), r"this is \(observation, info\), as env.reset\(\) returns them"),
         ([right], "an observation is a dict with image, vector, and this one is a list"),
-        ({**right, "image": np.array([0.5, 0.1])}, "an observation of float64 has fractions, which uint8"),
+        ({**right, "image": np.array([0.5, 0.1])}, r"observation\['image'\] of float64 has fractions, which uint8"),
+        ({**right, "vector": np.array([0.5, np.nan])}, r"observation\['vector'\] is not finite: \[0.5 nan\]"),
+        ({**right, "vector": np.array(["a", "b"])}, r"observation\['vector'\] is of dtype <U1, and Box"),
+        (
+            {**right, "vector": np.zeros((4, 2))},
+            r"observation\['vector'\] is a batch and observation\['image'\] is not",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            act(wrong)
+
+
+def test_classes_out_of_range_and_masks_that_forbid_every_action_are_refused_as_in_training() -> None:
+    space = spaces.Dict({"kind": spaces.Discrete(3, start=1), "action_mask": spaces.MultiBinary(2)})
+    act = Policy(agent_for(space, spaces.Discrete(2)), space, spaces.Discrete(2)).act
+    assert act({"kind": 3, "action_mask": np.array([0, 1])}) == 1
+    for wrong, message in (
+        ({"kind": 0, "action_mask": np.ones(2)}, r"observation\['kind'\] is outside Discrete\(3, start=1\): 0"),
+        ({"kind": np.array([1, 2]), "action_mask": np.array([[0, 1], [0, 0]])}, r"forbids every action: \[0 0\]"),
+        ({"kind": 1, "action_mask": np.array([0, 2])}, r"observation\['action_mask'\] is outside MultiBinary"),
     ):
         with pytest.raises(ValueError, match=message):
             act(wrong)
