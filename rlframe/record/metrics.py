@@ -2,8 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from time import perf_counter
 from types import MappingProxyType
@@ -269,9 +269,23 @@ def _zeros_on(device: torch.device, n: int) -> Tensor:
         return torch.zeros(n, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
+class Noted:
+    """Keeps what is logged in an update that is recorded, which `add` is to get from each call of the record."""
+
+    def __init__(self) -> None:
+        self.values: tuple[dict[str, Tensor | float], ...] = ()
+
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
+        """Raises ValueError as `Metrics.add`."""
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise _not_one_number(name, value)
+        self.values = (*self.values, {name: x.detach() if isinstance(x, Tensor) else x for name, x in values.items()})
+
+
 _MAX_NAME = 100  # characters; a long line of names makes progress.csv unreadable
 _NAME = re.compile(rf"[^\s/]{{1,{_MAX_NAME}}}/[^\s/]{{1,{_MAX_NAME}}}")
-_collecting: ContextVar[Metrics] = ContextVar("rlframe_metrics")
+_collecting: ContextVar[Metrics | Noted] = ContextVar("rlframe_metrics")
 
 
 def check_own_name(name: str) -> None:
@@ -288,6 +302,13 @@ def check_own_name(name: str) -> None:
 def collect_in(metrics: Metrics) -> AbstractContextManager[None]:
     """Inside the `with` block, `log` adds to these metrics."""
     return set_within(_collecting, metrics)
+
+
+@contextmanager
+def noting() -> Iterator[Noted]:
+    """Inside the `with` block, values are kept and not logged."""
+    with set_within(_collecting, noted := Noted()):
+        yield noted
 
 
 def log(name: str, value: Tensor | float) -> None:

@@ -35,6 +35,7 @@ from rlframe.kernels.barriers import loops_in_order
 from rlframe.kernels.device import in_bf16
 from rlframe.models.memory import cuts_episodes
 from rlframe.record import current_run
+from rlframe.record.metrics import add
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
 from rlframe.updates.cuda_graph import graphed
@@ -78,7 +79,7 @@ class Update:
     run: Callable[..., Sequence[Tensor]]
     state: list[Tensor]  # what it reads and changes besides its inputs
     steps: list[OptimizerStep]  # that take part in it
-    rebuild: Callable[[Sequence[Tensor]], Any]  # of the result of `learn`
+    rebuild: Callable[[Sequence[Tensor]], tuple[Any, Any]]  # of the result of `learn`, and of what it logs
 
 
 class Compiled:
@@ -128,9 +129,11 @@ class Compiled:
         for step in steps:
             step.before_launch()
         with torch.no_grad(), flushing_for(update.steps):
-            found = update.rebuild(update.run(*tensors, *update.state))
+            found, logged = update.rebuild(update.run(*tensors, *update.state))
         for step in steps:
             step.after_launch(inputs)
+        for values in logged:
+            add(values)
         if steps:
             steps[0].progress.between_steps()
         return found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16
+from rlframe.record.metrics import add, noting
 from rlframe.system.machine import gc_paused
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.side_effects import Reading, without_side_effects
@@ -135,9 +136,9 @@ class Graphed:
         return self.captured
 
     def _learn_in_place(self) -> tuple[Tree, Tensor | None]:
-        """The result of `learn` on the inputs in their places, and its numbers once more, together, if it has any."""
-        with without_side_effects(self.learn, reading := Reading()), reading:
-            results = self.learn(self._places.tree)
+        """What `learn` makes of the inputs in their places, and logs; and all numbers of these, together, if any."""
+        with without_side_effects(self.learn, reading := Reading()), reading, noting() as noted:
+            results = self.learn(self._places.tree), noted.values
         numbers = [leaf for leaf in leaves(results) if _is_number(leaf)]
         return results, torch.stack(numbers) if numbers else None
 
@@ -153,7 +154,10 @@ class Graphed:
         def own(leaf: Any) -> Any:
             return next(numbers) if _is_number(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf
 
-        return map_tree(own, self._results)
+        result, logged = map_tree(own, self._results)
+        for values in logged:
+            add(values)
+        return result
 
     def _place_of(self, inputs: Tree) -> Places:
         """Those that hold these inputs already, or new ones."""

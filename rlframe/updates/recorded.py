@@ -21,6 +21,7 @@ from rlframe.core.errors import one_line
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import recording
+from rlframe.record.metrics import noting
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules
@@ -43,7 +44,9 @@ def record(
     schedules: Schedules,
     steps: Sequence[OptimizerStep],
 ) -> tuple[Any, list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The graph of `learn`, the tensors that it has after those of the inputs, and how its result is made of them.
+    """The graph of `learn`, the tensors that it has after those of the inputs, and what makes its result of them.
+
+    The result is that of `learn`, and what it has logged; see `noting`.
 
     Raises:
         NotCompiled: it decides by values, leaves torch, draws or counts in Python, or fails.
@@ -55,10 +58,10 @@ def record(
 
     def function(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
-        with undo:
+        with undo, noting() as noted:
             result = learn(map_tree(lambda x: next(given) if isinstance(x, Tensor) else x, inputs))
         found: list[Tensor] = []
-        results[:] = [_maker(result, found)]
+        results[:] = [_maker((result, noted.values), found)]
         return [x.detach() for x in found]
 
     examples = [x for x in leaves(inputs) if isinstance(x, Tensor)]
