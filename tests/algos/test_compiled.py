@@ -17,18 +17,16 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-import rlframe
 from rlframe.algos import dqn, ppo, r2d1
 from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
-from rlframe.record.metrics import Metrics, collect_in, noting
 from rlframe.rewards import ICMConfig, RNDConfig
 from rlframe.rewards.base import UNCHANGED
 from rlframe.system.meeting import NotTogether
 from rlframe.updates import compiled
 from rlframe.updates.compiled import CompileChoice, compiling
 from tests.algos.learners import collected, learner
-from tests.algos.played import as_equations, functions_of, play
+from tests.algos.played import as_equations, functions_of
 from tests.algos.test_cuda_graph import CASES, OTHERS, assert_alike, batches, learned, made, trained
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees
 from tests.variants import variants
@@ -319,46 +317,6 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_where(
     line = warning_of_equal_runs(with_network(network), with_network(network), batches("dqn"), warned)
     assert line.startswith("updates run uncompiled: ")
     assert says in line
-
-
-class Telling(Looking):
-    """A user's network that logs what it sees, once by a number that is a part of the record."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)
-        rlframe.log("net/mean_of_features", y.mean())
-        rlframe.log("net/width_sum", y.shape[-1])
-        return y.tanh()
-
-
-@pytest.mark.parametrize("way", ["compiled", "stacked", "graphs"])
-def test_what_a_loss_or_network_logs_is_logged_in_each_update_however_it_runs(
-    way: str, recorded: list[Any], warned: Callable[[], list[str]]
-) -> None:
-    one, other, data = with_network(Telling), with_network(Telling), batches("dqn")
-    choice = CompileChoice(way != "graphs", shared=way == "stacked")
-    if way == "graphs":
-        play(one)
-    logged = []
-    for algo, how in ((one, choice), (other, CompileChoice(False))):
-        with collect_in(metrics := Metrics()), compiling(how):
-            learned(algo, data)
-        logged.append(metrics.flush())
-    assert {*logged[0]} == {"net/mean_of_features", "net/width_sum"}
-    assert logged[0]["net/width_sum"] > 8
-    assert logged[0] == pytest.approx(logged[1], rel=1e-5)
-    assert warned() == []
-    assert bool(recorded) == (way != "graphs")
-
-
-def test_a_log_of_several_numbers_in_an_update_is_refused_before_anything_is_learned() -> None:
-    class Wrong(Telling):
-        def forward(self, x: Tensor) -> Tensor:
-            rlframe.log("net/features", x)
-            return x
-
-    with noting(), pytest.raises(ValueError, match="net/features"):
-        Wrong(None)(torch.zeros(3, 4))
 
 
 def test_dropout_and_batch_normalisation_of_a_user_are_recorded_with_their_draws_and_statistics(

@@ -1,4 +1,4 @@
-"""What an update keeps in attributes is the same compiled and not: it runs uncompiled, and says which attribute."""
+"""What an update keeps in attributes, and logs, is the same compiled and not; state in Python runs uncompiled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import rlframe
 from rlframe.algos import dqn
+from rlframe.record.metrics import Metrics, collect_in, noting
 from rlframe.updates.compiled import CompileChoice, compiling
+from tests.algos.played import play
 from tests.algos.test_compiled import (
     CARTPOLE,
     Looking,
@@ -262,3 +265,43 @@ def test_what_a_loss_leaves_for_its_algorithm_is_that_of_the_update(
     assert f"it puts another tensor in the place of {cls.__name__}.seen" in line
     assert torch.equal(*(algo.seen for algo in algos))
     assert float(algos[0].seen) > 0
+
+
+class Telling(Looking):
+    """A user's network that logs what it sees, once by a number that is a part of the record."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        rlframe.log("net/mean_of_features", y.mean())
+        rlframe.log("net/width_sum", y.shape[-1])
+        return y.tanh()
+
+
+@pytest.mark.parametrize("way", ["compiled", "stacked", "graphs"])
+def test_what_a_loss_or_network_logs_is_logged_in_each_update_however_it_runs(
+    way: str, recorded: list[Any], warned: Callable[[], list[str]]
+) -> None:
+    one, other, data = with_network(Telling), with_network(Telling), batches("dqn")
+    choice = CompileChoice(way != "graphs", shared=way == "stacked")
+    if way == "graphs":
+        play(one)
+    logged = []
+    for algo, how in ((one, choice), (other, CompileChoice(False))):
+        with collect_in(metrics := Metrics()), compiling(how):
+            learned(algo, data)
+        logged.append(metrics.flush())
+    assert {*logged[0]} == {"net/mean_of_features", "net/width_sum"}
+    assert logged[0]["net/width_sum"] > 8
+    assert logged[0] == pytest.approx(logged[1], rel=1e-5)
+    assert warned() == []
+    assert bool(recorded) == (way != "graphs")
+
+
+def test_a_log_of_several_numbers_in_an_update_is_refused_before_anything_is_learned() -> None:
+    class Wrong(Telling):
+        def forward(self, x: Tensor) -> Tensor:
+            rlframe.log("net/features", x)
+            return x
+
+    with noting(), pytest.raises(ValueError, match="net/features"):
+        Wrong(None)(torch.zeros(3, 4))
