@@ -132,19 +132,27 @@ class StopRule:
         try:
             number = float(word)
         except ValueError:
-            self._check(word)
+            check_metric(word, f"stop={self.text[:200]!r}")
             self.names.append(word)
             return word
         if not math.isfinite(number):
             raise self._error(f"has {word!r} where a finite number should be")
         return number
 
-    def _check(self, name: str) -> None:
-        group = name.partition("/")[0]
-        own = "/" in name and (group in _OPEN_GROUPS or not any(each.startswith(f"{group}/") for each in METRICS))
-        of_learner = name.count("/") == 2 and without_learner(name) in METRICS
-        if name not in METRICS and not own and not of_learner:
-            raise ConfigError(f"stop={self.text[:200]!r}: there is no metric {name!r}{nearest(name, METRICS)}")
+
+def check_metric(name: str, setting: str) -> None:
+    """Raise ConfigError, which begins with the setting, for a name that no run logs, or that is a slip of the pen."""
+    group = name.partition("/")[0]
+    own = "/" in name and (group in _OPEN_GROUPS or not any(each.startswith(f"{group}/") for each in METRICS))
+    of_learner = name.count("/") == 2 and without_learner(name) in METRICS
+    if name not in METRICS and not of_learner and (not own or any(_is_slip(name, each) for each in METRICS)):
+        raise ConfigError(f"{setting}: there is no metric {name!r}{nearest(name, METRICS)}")
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether a name has the letters of another in another order, or lacks one of them."""
+    lacks_one = len(name) + 1 == len(known) and any(name == known[:i] + known[i + 1 :] for i in range(len(known)))
+    return sorted(name) == sorted(known) or lacks_one
 
 
 def _negation(truth: Truth) -> Truth:

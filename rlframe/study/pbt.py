@@ -18,7 +18,7 @@ from rlframe.core.seeding import Role, generator
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.resumable import check_changeable
 from rlframe.study.plan import SEARCH
-from rlframe.study.record import RETURNS
+from rlframe.study.record import RETURNS, metric_of
 from rlframe.study.search import Domain, read_space, word_of
 
 PBT_KEYS = ("pbt.interval_steps", "pbt.quantile", "pbt.resample")
@@ -60,7 +60,7 @@ class PbtPlan:
                 f"n_runs={n_members} members with pbt.quantile={quantile:g} leave none to replace, or are more than "
                 f"{_MAX_MEMBERS:,}; use n_runs={max(2, math.ceil(1 / quantile))} or more, or a larger pbt.quantile"
             )
-        resample, metric = _fraction(given, "pbt.resample", 0.25), given.text("metric", RETURNS[0])
+        resample, metric = _fraction(given, "pbt.resample", 0.25), metric_of(given)
         seed = given.count("seed", 0)
         space = read_space(words)
         scheduled = frozenset(check_changeable(experiment, space, SEARCH))

@@ -12,9 +12,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
 from rlframe.record.directory import DirectoryLock, attempts, session
+from rlframe.runners.stop_rule import check_metric
 from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"
@@ -24,6 +26,13 @@ _FORMAT = 2
 _ROWS = 8  # of the tail
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
 RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log has
+
+
+def metric_of(given: KeyValues) -> str:
+    """What a search or a population goes by; raises ConfigError for a name that no run logs."""
+    metric = given.text("metric", RETURNS[0])
+    check_metric(metric.removeprefix("-"), f"metric={metric:.100}")
+    return metric
 
 
 @dataclass(frozen=True)

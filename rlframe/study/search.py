@@ -27,7 +27,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.study.added import AddedFile, warn
 from rlframe.study.plan import SEARCH, PlannedRun
 from rlframe.study.queue import MoreRuns
-from rlframe.study.record import DONE, PRUNED, RETURNS, Status, size_and_time
+from rlframe.study.record import DONE, PRUNED, RETURNS, Status, metric_of, size_and_time
 
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
@@ -144,7 +144,7 @@ class SearchPlan:
         if not 1 <= n_trials <= 5_000:
             raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
         searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
-        return cls(space, n_trials, tuple(seeds), searcher, pruner, given.text("metric", RETURNS[0]))
+        return cls(space, n_trials, tuple(seeds), searcher, pruner, metric_of(given))
 
     def values(self, words: Mapping[str, str]) -> dict[str, Any]:
         """Values of the space from their words, for a trial that is added; raises ConfigError for wrong ones."""

@@ -55,6 +55,8 @@ def test_a_condition_holds_as_it_reads(text: str, holds: bool) -> None:
         ("env_step > 3", "no metric 'env_step'; did you mean env_steps"),
         ("time/elapsed > 3", "no metric 'time/elapsed'; did you mean time/elapsed_s"),
         ("episode/retrun_mean > 3", "did you mean episode/return_mean"),
+        ("eval/retrun_mean > 3", "did you mean eval/return_mean"),
+        ("algo/los > 3", "did you mean algo/loss"),
         ("__import__('os').system('true') > 0", "there is no metric '__import__'"),
         ("(" * 5000 + "env_steps > 3", "is longer than 200 words"),
         ("env_steps > nan", "has 'nan' where a finite number should be"),
@@ -79,4 +81,4 @@ def test_a_condition_knows_what_it_needs() -> None:
 
 
 def test_the_metrics_that_are_missing_are_known() -> None:
-    assert StopRule("eval/retrun_mean > 3 or env_steps > 5").missing(ROW) == ["eval/retrun_mean"]
+    assert StopRule("eval/return_mine > 3 or env_steps > 5").missing(ROW) == ["eval/return_mine"]

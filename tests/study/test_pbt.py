@@ -258,14 +258,15 @@ def test_a_failed_member_is_replaced_and_a_member_that_was_interrupted_is_waited
 
 
 def test_a_metric_that_no_log_has_ends_the_study_with_the_nearest(tmp_path: Path) -> None:
-    study = Study(tmp_path / "study", plan_of(metric="-eval/retrun_mean"))
+    study = Study(tmp_path / "study", plan_of(metric="-eval/return_mine"))
     study.train()
     for stopped in (study.population.advance, study.population.describe_best):
-        with pytest.raises(ConfigError, match="metric=-eval/retrun_mean is not in the logs; did you mean eval"):
+        with pytest.raises(ConfigError, match="metric=-eval/return_mine is not in the logs; did you mean eval"):
             stopped()
 
 
 WRONG = [
+    ("metric=eval/retrun_mean", "there is no metric 'eval/retrun_mean'; did you mean eval/return_mean"),
     ("pbt.interval_steps=1000", "pbt.interval_steps=1,000 must be above 0 and below runner.n_steps=1,000"),
     ("pbt.interval_steps=50", "set runner.log_interval_steps=50"),
     ("n_runs=3", "use n_runs=4 or more"),

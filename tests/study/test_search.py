@@ -136,13 +136,13 @@ def test_a_trial_that_was_pruned_before_a_stop_stays_pruned(tmp_path: Path) -> N
 
 
 def test_a_metric_that_no_log_has_ends_the_search_after_a_run_and_names_the_nearest(tmp_path: Path) -> None:
-    search = search_in(tmp_path, plan_of(n_runs="9", metric="eval/retrun_mean"))
+    search = search_in(tmp_path, plan_of(n_runs="9", metric="eval/return_mine"))
     (run,) = search.more()
     write_log(run, [1.0])
     search.finished(run, Status(DONE))
     for stopped in (search.more, search.describe_best):
         with pytest.raises(
-            ConfigError, match="metric=eval/retrun_mean is not in the logs; did you mean eval/return_mean"
+            ConfigError, match="metric=eval/return_mine is not in the logs; did you mean eval/return_mean"
         ):
             stopped()
 
@@ -188,6 +188,10 @@ def test_seeds_of_a_trial_that_is_worse_by_wilcoxon_are_not_started(tmp_path: Pa
 
 
 WRONG = [
+    (
+        "search.algo.clip=uniform(0.1,0.2) metric=eval/retrun_mean",
+        "there is no metric 'eval/retrun_mean'; did you mean",
+    ),
     ("search.algo.clip=normal(0,1)", "needs one of uniform(LOW,HIGH), loguniform"),
     ("search.algo.clip=uniform(1)", "needs two numbers, uniform(LOW,HIGH)"),
     ("search.algo.clip=uniform(1,0)", "needs LOW < HIGH"),
