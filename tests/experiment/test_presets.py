@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlframe.algos import PRESETS
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.presets import load_preset, preset_names
 from rlframe.launch import main
@@ -91,3 +92,14 @@ def test_a_run_in_place_of_a_preset_gets_the_path_of_its_config(tmp_path: Path) 
 def test_a_name_like_no_other_gets_those_of_its_folder_or_the_folders(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_preset(name)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_name_of_the_field_that_is_settings_of_an_algorithm_leads_to_a_preset(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = load_preset(PRESETS[name])
+    assert f"{name}_" in PRESETS[name] or PRESETS[name].startswith(f"{name}/") or name == "apex"
+    assert preset["algo"] not in PRESETS
+    assert main([f"algo={name}", f"env={preset['env']}", "dry_run=true"]) == 2
+    assert f"begin with a preset of it: experiment={PRESETS[name]}" in capsys.readouterr().err
