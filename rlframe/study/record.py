@@ -15,9 +15,9 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
-from rlframe.record.directory import DirectoryLock, attempts, session
+from rlframe.record.directory import PARAMS, DirectoryLock, attempts, session
 from rlframe.runners.stop_rule import check_metric
-from rlframe.study.plan import PlannedRun
+from rlframe.study.plan import LENGTH, PlannedRun
 
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
@@ -78,14 +78,22 @@ class ProgressReader:
             row = newest_values(self._rows)
         except (ConfigError, OSError, ValueError, csv.Error):
             return self._progress
-        if math.isnan(self._n_steps):
-            with suppress(ConfigError, ValueError, KeyError, TypeError):
-                self._n_steps = float(read_json(self._params)["config"]["runner.n_steps"])
+        if not row.get("env_steps", 0.0) <= self._n_steps:  # unknown, or the run goes on for longer by now
+            self._n_steps = n_steps_of(self._params)
         return_ = next((row[name] for name in RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
         unit = "updates" if row.get("env_steps") == 0 and row.get("updates", 0) > 0 else "env_steps"
         steps, per_s, elapsed_s = (row.get(name, math.nan) for name in (unit, f"time/{unit}_per_s", "time/elapsed_s"))
         self._progress = StudyProgress(steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9, unit)
         return self._progress
+
+
+def n_steps_of(params: Path) -> float:
+    """The length of a run, as its params.json has it since its last resume; nan if unknown."""
+    with suppress(ConfigError, ValueError, TypeError, AttributeError):
+        content = read_json(params)
+        starts = [content.get("config", {}), *(each.get("changed", {}) for each in content.get("resumed", []))]
+        return float([each[LENGTH] for each in starts if LENGTH in each][-1])
+    return math.nan
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
@@ -178,16 +186,18 @@ class StudyRecord:
                     f"{run.directory} is not empty and not a run of this study; move it away, or use another log_dir"
                 )
             return Status()
-        if entry["arguments"] != run.arguments:
-            before, now = entry["arguments"], run.arguments
-            differing = (key for key in {**before, **now} if before.get(key) != now.get(key))
+        before, now = entry["arguments"], run.arguments
+        differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        n_steps, is_begun = number_in(now.get(LENGTH, "")), run.directory.is_dir()
+        is_longer = differing == [LENGTH] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
+        if differing and not is_longer:
             others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
             raise ConfigError(
                 f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
-                f"more seeds or values if you like, or use another log_dir for a new study"
+                f"more seeds, values or {LENGTH} if you like, or use another log_dir for a new study"
             )
         status = Status(**{field.name: entry[field.name] for field in fields(Status)})
-        if status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
+        if is_longer or status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
             status.state, status.reason = WAITING, ""
         return status
 

@@ -28,6 +28,7 @@ _STYLES = {RUNNING: "cyan", FAILED: "bold red", INTERRUPTED: "yellow", WAITING: 
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LONGEST_S = 600.0  # between progress lines without a terminal
 _OTHER_LINES = 5  # lines of a terminal that are not rows
+_EVEN = 1.1  # ratio of the lengths of runs that are compared without a word
 SUMMARY_FILE = "summary.csv"
 _SUMMARY = ("metric", "n_seeds", "mean", "low", "high", "best", "env_steps", "n_failed")
 
@@ -226,6 +227,7 @@ class SettingResult:
     scores: tuple[float, ...]
     env_steps: float  # mean; nan if no run is finished
     n_failed: int
+    ends: tuple[float, float] = (math.nan, math.nan)  # env_steps of the shortest and of the longest run
     differing: tuple[str, ...] = ()  # keys, or contents of own files, in which its runs are not of one configuration
 
     def mean(self) -> float:
@@ -261,6 +263,7 @@ def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> lis
                 metric=metric if scored else "",
                 scores=tuple(last_finite(log, metric) for log in scored),
                 env_steps=float(np.mean(steps)) if steps else math.nan,
+                ends=(min(steps, default=math.nan), max(steps, default=math.nan)),
                 n_failed=sum(statuses[run.name].state == FAILED for run in members),
                 differing=tuple(key for key in differences([log.config for log in scored]) if key not in ALIKE),
             )
@@ -290,7 +293,12 @@ def format_summary(results: Sequence[SettingResult]) -> str:
         for result in results
         if result.differing
     ]
-    return "\n".join([*aligned(lines, "<>>>>>>"), *pooled])
+    uneven = [
+        f"{result.setting or 'all runs'}: its runs end at {result.ends[0]:,.0f} to {result.ends[1]:,.0f} env_steps"
+        for result in results
+        if result.ends[1] > _EVEN * result.ends[0]
+    ]
+    return "\n".join([*aligned(lines, "<>>>>>>"), *pooled, *uneven])
 
 
 def summary_csv(results: Sequence[SettingResult]) -> str:

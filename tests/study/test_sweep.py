@@ -18,6 +18,7 @@ import pytest
 from rlframe import plot
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
+from rlframe.study.record import n_steps_of
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, descendants, is_running, launching, until
 from tests.tables import read_csv
@@ -88,6 +89,29 @@ def test_dry_run_prints_the_plan_and_creates_nothing(
     assert re.search(r"hidden=64x64/run_1 +with \S*hidden=64x64/run_0", printed)
     assert re.search(r"hidden=256x256/run_0 +the next free slot", printed)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.quick
+def test_a_study_is_trained_longer_run_by_run_from_where_each_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study"
+    assert main([*SHORT, "sweep.seed=3,4", f"log_dir={study}"]) == 0
+    first = (study / "run_4/progress.csv").read_text()
+    assert main([f"resume={study}", "runner.n_steps=256"]) == 2, "shorter"
+    assert "started with other arguments: runner.n_steps=512, now 256" in capsys.readouterr().err
+    assert main([f"resume={study}", "runner.n_steps=1024"]) == 0
+    assert (study / "run_4/progress.csv").read_text().startswith(first)
+    assert [n_steps_of(study / f"run_{seed}/params.json") for seed in (3, 4)] == [1024, 1024]
+    assert float(read_csv(study / "summary.csv")[1][0]["env_steps"]) >= 1024
+    capsys.readouterr()
+    assert main([f"resume={study}"]) == 0
+    assert "2 already done" in capsys.readouterr().out
+    assert main([f"resume={study / 'run_3'}", "runner.n_steps=2048"]) == 0
+    capsys.readouterr()
+    assert main([f"resume={study}"]) == 0
+    assert re.search(r"\nall runs: its runs end at 1,\d+ to 2,\d+ env_steps\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow
