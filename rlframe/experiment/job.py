@@ -134,7 +134,16 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
         config.pop("sync", None)  # of that run
         check_trusted(config, preset, trust, NEW_WEIGHTS)
         config.pop("log_dir", None)
-    return config, (f"experiment={preset}",)
+    return config, (f"experiment={preset}", *_of_its_task(preset, config, keys))
+
+
+def _of_its_task(preset: str, config: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line on a number that a preset has of its environment's actions, where another environment is given."""
+    own, given, key = config.get("env"), keys.get("env"), "algo.target_entropy"
+    names = [str(env).rpartition("-v")[0] or str(env) for env in (own, given)]
+    if key not in config or key in keys or given is None or names[0] == names[1]:
+        return ()
+    return (f"experiment={preset} has {key}={config[key]} of {own}, which may not fit {given}; -dim(A) is usual",)
 
 
 def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:

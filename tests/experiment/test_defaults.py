@@ -1,5 +1,7 @@
 """What an algorithm brings where nothing is given, and the presets that experiment=auto takes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -157,3 +159,18 @@ def test_measured_presets_come_before_those_that_nobody_has_measured():
 def test_cloning_without_data_is_told():
     assert any("imitates its own play" in note for note in place_job(read_job({"algo": "bc"}))[0].notes)
     assert not any("own play" in note for note in place_job(read_job({"algo": "marwil"}))[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "n"),
+    [
+        ({}, 0),
+        ({"env": "Hopper-v5"}, 0),
+        ({"env": "Pendulum-v1"}, 1),
+        ({"env": "Pendulum-v1", "algo.target_entropy": -1}, 0),
+    ],
+)
+def test_a_preset_on_another_environment_tells_what_it_has_of_its_own(keys: dict[str, Any], n: int) -> None:
+    notes = read_job({"experiment": "mujoco/xqc_hopper", **keys}).notes[1:]
+    says = "experiment=mujoco/xqc_hopper has algo.target_entropy=-1.5 of Hopper-v4, which may not fit Pendulum-v1"
+    assert [note.startswith(says) for note in notes] == [True] * n
