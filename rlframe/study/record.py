@@ -166,7 +166,7 @@ class StudyRecord:
             saved = read_record(directory) if self._path.exists() else {}
             self._facts = {**facts, "sessions": [*saved.get("sessions", []), session()]}
             self._entries = {entry["name"]: entry for entry in saved.get("runs", [])}
-            self.statuses = {run.name: self._restore(run) for run in runs}
+            self.statuses = {run.name: restored(run, self._entries.get(run.name)) for run in runs}
             try:
                 self.save()
             except OSError as error:
@@ -175,31 +175,8 @@ class StudyRecord:
 
     def add(self, runs: Sequence[PlannedRun]) -> None:
         """Take further runs into the study; raises ConfigError as the constructor."""
-        self.statuses |= {run.name: self._restore(run) for run in runs}
+        self.statuses |= {run.name: restored(run, self._entries.get(run.name)) for run in runs}
         self._runs += runs
-
-    def _restore(self, run: PlannedRun) -> Status:
-        entry = self._entries.get(run.name)
-        if entry is None:
-            if is_occupied(run.directory):
-                raise ConfigError(
-                    f"{run.directory} is not empty and not a run of this study; move it away, or use another log_dir"
-                )
-            return Status()
-        before, now = entry["arguments"], run.arguments
-        differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        n_steps, is_begun = number_in(now.get(LENGTH, "")), run.directory.is_dir()
-        is_longer = differing == [LENGTH] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
-        if differing and not is_longer:
-            others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
-            raise ConfigError(
-                f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
-                f"more seeds, values or {LENGTH} if you like, or use another log_dir for a new study"
-            )
-        status = Status(**{field.name: entry[field.name] for field in fields(Status)})
-        if is_longer or status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
-            status.state, status.reason = WAITING, ""
-        return status
 
     def save(self) -> None:
         """Replace the file atomically; after an OSError the old file is intact."""
@@ -213,6 +190,34 @@ class StudyRecord:
     def close(self) -> None:
         """Release the lock."""
         self._lock.close()
+
+
+def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
+    """The state in which a study goes on with a run, of which it has an entry in its file or not.
+
+    Raises:
+        ConfigError: its directory is not of this run, or was started with other arguments.
+    """
+    if entry is None:
+        if is_occupied(run.directory):
+            raise ConfigError(
+                f"{run.directory} is not empty and not a run of this study; move it away, or use another log_dir"
+            )
+        return Status()
+    before, now = entry["arguments"], run.arguments
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    n_steps, is_begun = number_in(now.get(LENGTH, "")), run.directory.is_dir()
+    is_longer = differing == [LENGTH] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
+    if differing and not is_longer:
+        others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
+        raise ConfigError(
+            f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
+            f"more seeds, values or {LENGTH} if you like, or use another log_dir for a new study"
+        )
+    status = Status(**{field.name: entry[field.name] for field in fields(Status)})
+    if is_longer or status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
+        status.state, status.reason = WAITING, ""
+    return status
 
 
 def _unwritable(directory: Path, error: OSError) -> ConfigError:

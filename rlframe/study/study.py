@@ -35,7 +35,7 @@ from rlframe.study.plan import (
 )
 from rlframe.study.population import Population
 from rlframe.study.queue import NO_MORE, MoreRuns, Queue, QueueOptions
-from rlframe.study.record import DONE, FAILED, INTERRUPTED, StudyRecord
+from rlframe.study.record import DONE, FAILED, FILE, INTERRUPTED, StudyRecord, read_record, restored
 from rlframe.study.search import MakeRuns, Search, SearchPlan
 from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
 from rlframe.system.affinity import read_topology
@@ -147,16 +147,22 @@ def _summarize(study: Study, record: StudyRecord) -> None:
 
 
 def preview(study: Study, slots: Sequence[Slot]) -> str:
-    """The slots and the runs in their order, as `dry_run=true` prints them."""
+    """The slots and the runs in their order, as `dry_run=true` prints them; raises ConfigError as `execute`."""
     lines = [f"study: {study.directory}, {pluralize(study.n_runs, 'run')}"]
     lines += [describe_slots(slots), *(["runs, in this order:"] if study.runs else [])]
     width = max((len(run.name) for run in study.runs), default=0)
     started: dict[Any, str] = {}  # the first run of each process
+    saved = read_record(study.directory)["runs"] if (study.directory / FILE).exists() else []
+    entries = {entry["name"]: entry for entry in saved}
+    is_done = {run.name: restored(run, entries.get(run.name)).state == DONE for run in study.runs}
     for run in study.runs:
         index, process = len(started), run.stack_command or run.name
         place = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
         first = f"with {started[process]}" if process in started else place
-        started.setdefault(process, run.name)
+        if is_done[run.name]:
+            first = "done"
+        else:
+            started.setdefault(process, run.name)
         arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())
         lines.append(f"  {run.name:<{width}}  {first:<18}  {arguments}".rstrip())
     plan = study.search or study.population

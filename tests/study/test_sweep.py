@@ -99,8 +99,12 @@ def test_a_study_is_trained_longer_run_by_run_from_where_each_ended(
     study = tmp_path / "study"
     assert main([*SHORT, "sweep.seed=3,4", f"log_dir={study}"]) == 0
     first = (study / "run_4/progress.csv").read_text()
-    assert main([f"resume={study}", "runner.n_steps=256"]) == 2, "shorter"
-    assert "started with other arguments: runner.n_steps=512, now 256" in capsys.readouterr().err
+    for more in ([], ["dry_run=true"]):
+        assert main([f"resume={study}", "runner.n_steps=256", *more]) == 2, "shorter"
+        assert "started with other arguments: runner.n_steps=512, now 256" in capsys.readouterr().err
+    assert main([*SHORT, "sweep.seed=3,4,5", f"log_dir={study}", "dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert [bool(re.search(rf"run_{seed} +done ", printed)) for seed in (3, 4, 5)] == [True, True, False]
     assert main([f"resume={study}", "runner.n_steps=1024"]) == 0
     assert (study / "run_4/progress.csv").read_text().startswith(first)
     assert [n_steps_of(study / f"run_{seed}/params.json") for seed in (3, 4)] == [1024, 1024]
