@@ -93,7 +93,7 @@ def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     for code in (start.get("code") for start in starts):
         for name, digest in code.items() if isinstance(code, dict) else ():
             digests.setdefault(str(name), {})[str(digest)[:8]] = None
-    names = {name: f"{Path(name).name}@{'+'.join(found)}" for name, found in digests.items()}
+    names = {name: f"{_short(name)}@{'+'.join(found)}" for name, found in digests.items()}
     configs = [params.get("config"), *(start.get("changed") for start in starts[1:])]
     return [_with_digests(each, names) if isinstance(each, dict) else {} for each in configs]
 
@@ -104,10 +104,16 @@ def _with_digests(value: Any, names: Mapping[str, str]) -> Any:
         return {key: _with_digests(each, names) for key, each in value.items()}
     if isinstance(value, list):
         return [_with_digests(each, names) for each in value]
-    if not isinstance(value, str) or value in names:
-        return names.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, str) or not (":" in value or value.endswith(".py")):
+        return value
     name, colon, rest = value.partition(":")
-    return f"{names[name]}{colon}{rest}" if name in names else value
+    return names.get(value) or (f"{names[name]}{colon}{rest}" if name in names else value)
+
+
+def _short(name: str) -> str:
+    """Without folders; of an object in a study's file the object's name alone."""
+    file, _, own = name.partition(".py:")
+    return own or Path(file).name
 
 
 def _with_clocks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,9 @@ def find_attribute(name: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{at}{error}; write {form}") from None
     found = vars(module)
+    if attribute not in found and "__getattr__" in found:
+        with suppress(AttributeError):
+            found["__getattr__"](attribute)
     if attribute not in found:
         raise ConfigError(f"{at}{module_name} has no {attribute}{nearest(attribute, found)}")
     return _with_arguments(found[attribute], arguments, at) if arguments else found[attribute]

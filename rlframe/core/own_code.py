@@ -1,17 +1,18 @@
 """Digests of the user's own code that a config names: what is neither rlframe, nor an installed package, nor Python.
 
 A file or a module counts with all own ones that it imports, so that an edit of a helper is an edit. An object that was
-given in Python counts with the code of its class or function, the values that this refers to, and its plain attributes.
-Nothing is imported, and the place of a file does not matter.
+given in Python counts with the code of its class or function, the values that this refers to, and what pickling would
+take of it. Nothing is imported, and the place of a file does not matter.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
+import copyreg
 import dis
 import hashlib
 import inspect
+import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,36 +27,49 @@ import numpy as np
 
 from rlframe.core.objects import ObjectName, defined_by
 
-_SOURCE = re.compile(r"([^:=(),\s]+\.py)(?::.*)?|([A-Za-z_][\w.]*):[A-Za-z_].*", re.DOTALL)  # ./file.py:X, module:X
+_MODULE = re.compile(r"[A-Za-z_][\w.]*")
+_ENTRY = re.compile(rf"({_MODULE.pattern}):[A-Za-z_][\w.]*")  # module:Name, as an entry point is written
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
-_DIGITS = 16
-_SEED = "_np_random_seed"  # of a Gymnasium environment, drawn anew in each process
+_DIGITS, _DEEPEST = 16, 80
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_RANDOM = (np.random.Generator, random.Random)  # drawn anew in each process
+_SEED = "_np_random_seed"  # of a Gymnasium environment, too
 
 
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """A digest for each name in a config that means own code: ./my_ppo.py, my_package.ppo, or an object's name."""
-    found: dict[str, set[str]] = {}
-    for value in config.values():
+    """A digest for each name in a config that means own code: ./my_ppo.py, my_package.ppo, or that of an object."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key, value in config.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, str):
                 name, digest = _named(each)
-                found.setdefault(name, set()).update([digest] if digest else [])
-    return {name: _hash(digests) if len(digests) > 1 else min(digests) for name, digests in found.items() if digests}
+                found.setdefault(name, []).extend([(key, digest)] if digest else [])
+    return {name: _of_all(each) for name, each in found.items() if each}
+
+
+def _of_all(found: list[tuple[str, str]]) -> str:
+    """The digest of a name; of several objects with this name, in which keys they stand."""
+    return found[0][1] if len({digest for _, digest in found}) == 1 else _hash(map(str, found))
 
 
 def _named(text: str) -> tuple[str, str]:
+    """A name and its digest: that of a file or module, or that of an object which neither defines."""
     name = source_name(text)
-    digest = source_digest(name) if name and not text.endswith("()") else ""
-    if digest or not isinstance(text, ObjectName):
-        return name, digest
-    is_plain = not text.endswith("()") and _is_installed(defined_by(text.value).__module__)
-    return text[:], "" if is_plain else object_digest(text.value)
+    if isinstance(text, ObjectName) and (text.endswith("()") or not source_digest(name)):
+        is_plain = inspect.isclass(text.value) or inspect.isroutine(text.value)
+        installed = is_plain and not text.endswith("()") and _is_installed(defined_by(text.value).__module__)
+        return text[:], "" if installed else object_digest(text.value)
+    module = sys.modules.get(Path(name).stem) if name.endswith(".py") else None
+    value = vars(module).get(text.rpartition(":")[2]) if module else None
+    if module and value is not None and defined_by(value).__module__ != module.__name__:
+        return text, object_digest(value)  # as a study's objects
+    return name, source_digest(name)
 
 
 def source_name(text: str) -> str:
     """The file or module that a setting such as ./file.py:Name or module:Name names; empty if it names none."""
-    match = _SOURCE.fullmatch(text)
-    return (match[1] or match[2]) if match else ""
+    head, _, rest = text.partition(":")
+    return head if head.endswith(".py") or (rest and _MODULE.fullmatch(head) and rest[0].isidentifier()) else ""
 
 
 def source_digest(name: str) -> str:
@@ -64,23 +78,27 @@ def source_digest(name: str) -> str:
     Empty if it is not own code, or cannot be read.
     """
     with suppress(OSError, RuntimeError, ValueError):  # ~nobody has no home; a name may have any character
-        path = Path(name).expanduser().absolute() if name.endswith(".py") else _own_file(name, "")
+        is_file = name.endswith(".py")
+        path = Path(name).expanduser().absolute() if is_file else _own_file(name, "") if name else None
         if path is not None and path.is_file():
-            module = path.stem if name.endswith(".py") else name
-            return _hash(hashlib.sha256(content).hexdigest() for content in _reached(path, module).values())
+            found = _reached(path, path.stem if is_file else name, str(path.parent) if is_file else "")
+            return _hash(sorted(hashlib.sha256(content).hexdigest() for content in found.values()))
     return ""
 
 
-def _reached(path: Path, module: str) -> dict[Path, bytes]:
-    """The contents of a file and of the own files that it imports, and that these import."""
+def _reached(path: Path, module: str, root: str) -> dict[Path, bytes]:
+    """The contents of a file and of the own files that it imports, and that these import.
+
+    `root`: the folder that is searched last, as a named file's is.
+    """
     found: dict[Path, bytes] = {}
-    root, waiting = str(path.parent), [(path, module)]
+    waiting = [(path, module)]
     while waiting:
         path, module = waiting.pop()
         if path in found:
             continue
         found[path] = path.read_bytes()
-        with suppress(SyntaxError):
+        with suppress(SyntaxError, RecursionError):
             package = module if path.stem == "__init__" else module.rpartition(".")[0]
             names = {part for name in _imports(ast.parse(found[path]), package) for part in _with_parents(name)}
             files = ((name, _own_file(name, root)) for name in sorted(names))
@@ -89,7 +107,7 @@ def _reached(path: Path, module: str) -> dict[Path, bytes]:
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """The names of modules that a module imports, also within functions; some are no modules but names in one."""
+    """The names of modules that a module imports, also within functions and as entry points; some mean no module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -97,6 +115,11 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             yield from (f"{module}.{alias.name}" if alias.name != "*" else module for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (entry := _ENTRY.fullmatch(node.value)):
+            yield entry[1]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            name = node.args[0]
+            yield from [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
 
 
 def _with_parents(name: str) -> list[str]:
@@ -105,7 +128,7 @@ def _with_parents(name: str) -> list[str]:
 
 
 def _own_file(name: str, root: str) -> Path | None:
-    """The Python file of a module, as an import from a file in `root` finds it; None if it is not own code."""
+    """The Python file of a module, which is also searched in `root`; None if it is not own code."""
     if _is_known(name):
         return None
     spec: ModuleSpec | None = None
@@ -113,8 +136,9 @@ def _own_file(name: str, root: str) -> Path | None:
         below = spec.submodule_search_locations if spec else None
         if spec and below is None:
             return None
-        here = PathFinder.find_spec(part, [root]) if root and spec is None else None
-        spec = here or next(filter(None, (finder.find_spec(part, below) for finder in sys.meta_path)), None)
+        found = next(filter(None, (finder.find_spec(part, below) for finder in sys.meta_path)), None)
+        here = PathFinder.find_spec(part, [root]) if root and spec is None and found is None else None
+        spec = found or here
         if spec is None:
             return None
     file = Path(spec.origin) if spec and spec.origin else Path()
@@ -130,67 +154,80 @@ def _is_installed(module: str) -> bool:
     """Whether a module has no own code: its name says all."""
     if module == "__main__":
         return False
-    return _is_known(module) or (module in sys.modules and _own_file(module, "") is None and _has_file(module))
-
-
-def _has_file(module: str) -> bool:
-    return getattr(sys.modules[module], "__file__", None) is not None or module in sys.builtin_module_names
+    loaded = sys.modules.get(module)
+    has_file = loaded is not None and (getattr(loaded, "__file__", None) or module in sys.builtin_module_names)
+    return _is_known(module) or bool(has_file and _own_file(module, "") is None)
 
 
 def object_digest(value: Any) -> str:
     """Of a class, a function, a partial or an instance; equal in each process of one version of Python."""
     found = _Description()
     found.add(value)
-    return _hash(found.texts, in_order=True)
+    return _hash(found.texts)
 
 
 class _Description:
-    """What an object is, as texts: those of two objects are equal if their code and plain values are."""
+    """What an object is, as texts: those of two objects are equal if their code and what pickling takes are.
+
+    Not looked at are the states of random generators, objects in sets, and what lies deeper than `_DEEPEST`.
+    """
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other gets its id
+        self._sources: dict[str, str] = {}
+        self._depth = 0
 
     def add(self, value: Any) -> None:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
-            self.texts.append(f"{type(value).__name__} {value!r}")
-            if isinstance(value, str) and (name := source_name(value)):
-                self.texts.append(source_digest(name))
-            return
-        if id(value) in self._seen:
+        cls = type(value)
+        if cls in _PLAIN:
+            long = isinstance(value, str | bytes) and len(value) > 1000
+            self.texts.append(f"{cls.__name__} {_sha(value) if long else repr(value)}")
+            if cls is str and (entry := _ENTRY.fullmatch(value)):
+                self._add_source(entry[1])
+        elif id(value) in self._seen:
             self.texts.append(f"again {self._seen[id(value)][0]}")
-            return
-        self._seen[id(value)] = len(self._seen), value
-        self.texts.append(_type_name(type(value)))
-        self._add_parts(value)
+        elif self._depth < _DEEPEST:
+            self._seen[id(value)] = len(self._seen), value
+            self.texts.append(f"{cls.__module__}:{cls.__qualname__}")
+            self._depth += 1
+            try:
+                self._add_parts(value)
+            except Exception:  # what is the user's may raise anything, and a record stops no training
+                self.texts.append("unknown")
+            finally:
+                self._depth -= 1
 
     def _add_parts(self, value: Any) -> None:
-        if isinstance(value, CodeType):
+        if isinstance(value, ModuleType):
+            self._add_source(value.__name__)
+        elif isinstance(value, CodeType):
             self._add_code(value)
-        elif isinstance(value, ModuleType):
-            self.texts += [value.__name__, source_digest(value.__name__)]
-        elif isinstance(value, type | FunctionType):
-            self._add_definition(value)
+        elif isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
         elif isinstance(value, partial):
             self._add_all([value.func, value.args, value.keywords])
         elif isinstance(value, MethodType):
             self._add_all([value.__func__, value.__self__])
-        elif isinstance(value, staticmethod | classmethod):
-            self.add(value.__func__)
         elif isinstance(value, property):
             self._add_all([value.fget, value.fset])
-        elif isinstance(value, np.ndarray):
-            self.texts += [str(value.dtype), str(value.shape)]
-            self.add(value.tolist() if value.dtype.hasobject else value.tobytes())
-        elif isinstance(value, Mapping):
+        elif isinstance(value, staticmethod | classmethod):
+            self.add(value.__func__)
+        elif hasattr(value, "__wrapped__"):
+            self.add(value.__wrapped__)
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self.texts += [str(value.dtype), str(value.shape), _sha(np.ascontiguousarray(value))]
+        elif type(value) is dict:
             self._add_all(part for item in value.items() for part in item)
         elif isinstance(value, set | frozenset):
-            self.texts += sorted(map(object_digest, value))
-        elif isinstance(value, list | tuple):
+            self.texts += sorted(repr(x) if type(x) in _PLAIN else str(type(x)) for x in value)
+        elif type(value) in (list, tuple):
             self._add_all(value)
-        elif inspect.isroutine(value):
-            self.texts.append(str(getattr(value, "__qualname__", "")))
-        else:
+        elif inspect.isbuiltin(value):
+            self._add_all([value.__qualname__, None if isinstance(value.__self__, ModuleType) else value.__self__])
+        elif not isinstance(value, _RANDOM):
             self._add_instance(value)
 
     def _add_all(self, values: Iterable[Any]) -> None:
@@ -198,38 +235,68 @@ class _Description:
             self.add(each)
         self.texts.append("end")
 
-    def _add_definition(self, value: Any) -> None:
-        """A class or a function: by its module's source if that is known, else by its own code."""
-        self.texts += [value.__module__, value.__qualname__]
-        module = value.__module__ or ""
-        digest = source_digest(module)
-        self.texts.append(digest)
-        if isinstance(value, FunctionType):
-            self._add_all([*map(_contents, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__])
-        if "<" not in value.__qualname__ and (digest or _is_installed(module)):  # else a lambda, or within a function
+    def _add_source(self, module: str) -> str:
+        if module not in self._sources:
+            self._sources[module] = source_digest(module)
+        self.texts.append(self._sources[module])
+        return self._sources[module]
+
+    def _add_function(self, value: FunctionType) -> None:
+        """By its module's source if that is all, else by its own code and the global values that this uses."""
+        module = str(value.__globals__.get("__name__"))  # its __module__ may be that of what it wraps
+        self.texts += [module, value.__qualname__]
+        digest = self._add_source(module)
+        is_wrapper = hasattr(value, "__wrapped__") or value.__code__.co_name != value.__name__
+        is_all = not is_wrapper and "<" not in value.__qualname__
+        if is_all and _is_installed(module):
             return
-        if isinstance(value, type):
-            self._add_all(value.__bases__)
-            for name, part in sorted(vars(value).items()):
-                if not name.startswith("__") or inspect.isroutine(part):
-                    self.texts.append(name)
-                    self.add(part)
-        else:
-            self.add(value.__code__)
-            used = {name: value.__globals__[name] for name in _globals_of(value.__code__) if name in value.__globals__}
-            self.add(used)
+        self._add_all([*map(_contents, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__])
+        self.add({name: x for name, x in vars(value).items() if name != "__wrapped__"})
+        if is_all and digest:
+            return
+        self.add(value.__code__)
+        for name in _names(value.__code__, _GLOBALS):
+            if name in value.__globals__:
+                self.add(name)
+                self.add(found := value.__globals__[name])
+                below = (f"{found.__name__}.{part}" for part in value.__code__.co_names) if _is_module(found) else ()
+                self._add_all(sys.modules[part] for part in below if part in sys.modules)
+        for name in _names(value.__code__, ("IMPORT_NAME",)):
+            self._add_source(name)
+
+    def _add_class(self, value: type) -> None:
+        self.texts += [value.__module__, value.__qualname__]
+        digest = self._add_source(value.__module__)
+        if "<" not in value.__qualname__ and (digest or _is_installed(value.__module__)):
+            return
+        self._add_all([*value.__bases__, type(value)])
+        for name, part in sorted(vars(value).items()):
+            if not name.startswith("__") or callable(part):
+                self.texts.append(name)
+                self.add(part)
 
     def _add_code(self, code: CodeType) -> None:
-        self.texts += [code.co_code.hex(), *code.co_names, *code.co_varnames, *code.co_freevars]
+        counts = code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        self.texts += [code.co_code.hex(), code.co_exceptiontable.hex(), str(counts)]
+        self.texts += [*code.co_names, *code.co_varnames, *code.co_freevars]
         self._add_all(code.co_consts)
 
     def _add_instance(self, value: Any) -> None:
-        """Its class, and its attributes; of an installed class, such as a Tensor, the name alone unless a dataclass."""
+        """As it says itself, else by what pickling takes: its class, arguments, attributes and items."""
+        if hasattr(type(value), "__own_code__"):
+            self.add(value.__own_code__())
+            return
         self.add(type(value))
-        if dataclasses.is_dataclass(value):
-            self.add({field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.compare})
-        elif not _is_installed(type(value).__module__):
-            self.add({name: each for name, each in getattr(value, "__dict__", {}).items() if name != _SEED})
+        reduce = copyreg.dispatch_table.get(type(value))
+        found: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+        if isinstance(found, tuple):
+            made, arguments, state, *items = (*found, None, None, None)[:5]
+            state = {name: x for name, x in state.items() if name != _SEED} if type(state) is dict else state
+            self._add_all([made, arguments, state, *(list(each) for each in items if each is not None)])
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, ModuleType)
 
 
 def _contents(cell: CellType) -> Any:
@@ -240,17 +307,16 @@ def _contents(cell: CellType) -> Any:
         return None
 
 
-def _type_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _globals_of(code: CodeType) -> list[str]:
-    """The global names that a function uses, also in functions within it, in order."""
-    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _GLOBALS}
-    within = (name for part in code.co_consts if isinstance(part, CodeType) for name in _globals_of(part))
+def _names(code: CodeType, operations: tuple[str, ...]) -> list[str]:
+    """The names that operations of a function have, also of functions within it, in order."""
+    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
+    within = (name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part, operations))
     return sorted(names.union(within))
 
 
-def _hash(texts: Iterable[str], in_order: bool = False) -> str:
-    each = list(texts) if in_order else sorted(texts)
-    return hashlib.sha256("\0".join(each).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+def _sha(data: Any) -> str:
+    return hashlib.sha256(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data).hexdigest()
+
+
+def _hash(texts: Iterable[str]) -> str:
+    return _sha("\0".join(texts))[:_DIGITS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -110,8 +110,11 @@ class CopiedEnv:
     """Makes copies of an environment that was given as an instance."""
 
     name: str
-    digest: str
-    payload: bytes = field(compare=False)  # differs between processes, of the same environment
+    digest: str  # of the environment, of which the payload differs between processes
+    payload: bytes
+
+    def __own_code__(self) -> str:
+        return self.digest
 
     def __call__(self) -> Any:
         env = cloudpickle.loads(self.payload)

@@ -131,9 +131,9 @@ def _other_settings(init: str, config: Mapping[str, Any]) -> str:
 
 def saved_algorithm(init: str, policy: str) -> Mapping[str, Any]:
     """The state of an algorithm in the snapshot that `init` names; empty if that has weights of agents alone."""
-    path = Path(located(init, f"init={init}")[0])
-    found = any(key.partition("/")[0] == "algo" for key in state_keys(path))
-    saved = saved_part(init, "algo", policy) if found else {}
+    path, named = located(init, f"init={init}")
+    keys = state_keys(Path(path))
+    saved = saved_part(init, "algo", policy) if {"algo", f"algo/{named or policy}"} & {*keys} else {}
     if not isinstance(saved, Mapping):
         raise ConfigError(f"init={init} has no state of an algorithm, but {type(saved).__name__}; use init_with=agent")
     return saved

@@ -25,8 +25,12 @@ from pathlib import Path
 
 import cloudpickle
 
-for _path in Path(__file__).parent.glob(f"{Path(__file__).stem}.*.pkl"):
-    globals()[_path.suffixes[0][1:]] = cloudpickle.loads(_path.read_bytes())
+
+def __getattr__(name):
+    path = Path(__file__).with_suffix(f".{name}.pkl")
+    if not path.exists():
+        raise AttributeError(f"{path.name} is not here")
+    return globals().setdefault(name, cloudpickle.loads(path.read_bytes()))
 '''
 
 

@@ -210,6 +210,8 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
     is_longer = differing == [LENGTH] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
     if differing and not is_longer:
         others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
+        if any(same_object(before.get(key, ""), now.get(key, "")) for key in differing):
+            others += " (an object of this name whose code or arguments have changed)"
         raise ConfigError(
             f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
             f"more seeds, values or {LENGTH} if you like, or use another log_dir for a new study"
@@ -218,6 +220,11 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
     if is_longer or status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
         status.state, status.reason = WAITING, ""
     return status
+
+
+def same_object(before: str, now: str) -> bool:
+    """Whether two words name objects in a study's file that differ in their digests alone."""
+    return ".py:" in before and before.rpartition("_")[0] == now.rpartition("_")[0] and before != now
 
 
 def _unwritable(directory: Path, error: OSError) -> ConfigError:

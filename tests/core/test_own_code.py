@@ -1,11 +1,15 @@
 """Digests of own code: what changes them, and what does not."""
 
 import functools
+import operator
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -17,12 +21,14 @@ from rlframe.core.objects import ObjectName, name_of
 from rlframe.core.own_code import object_digest, own_code, source_digest
 
 FILES = {
-    "mine.py": "import os, torch\nfrom helpers import scale\nfrom parts.nets import Net\nclass Env: pass\n",
+    "mine.py": "import os, torch\nfrom helpers import scale\nfrom parts.nets import Net\nentry = 'made:Env'\n",
     "helpers.py": "import mine\nscale = 1\n",  # in a circle
     "parts/__init__.py": "",
     "parts/nets.py": "from . import sizes\nclass Net:\n    def make(self):\n        from .late import x\n",
     "parts/sizes.py": "hidden = 64\n",
-    "parts/late.py": "x = 1\n",
+    "parts/late.py": "import importlib\nimportlib.import_module('lazy')\n",
+    "made.py": "class Env: pass\n",
+    "lazy.py": "",
     "other.py": "y = 1\n",
 }
 
@@ -56,6 +62,43 @@ def test_a_file_is_the_same_in_another_folder_and_as_a_module(tmp_path: Path, mo
 )
 def test_installed_missing_and_own_modules_of_rlframe_have_no_digest(name: str) -> None:
     assert source_digest(name) == ""
+
+
+def test_a_module_is_read_where_an_import_would_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"pack/__init__.py": "", "pack/envs.py": "import tools_of", "pack/tools_of.py": "", "tools_of.py": ""}
+    write(tmp_path, files)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, is_edit in (("pack/tools_of.py", False), ("tools_of.py", True)):
+        before = source_digest("pack.envs"), source_digest(str(tmp_path / "pack/envs.py"))
+        (tmp_path / name).write_text("x = 1")
+        after = source_digest("pack.envs"), source_digest(str(tmp_path / "pack/envs.py"))
+        assert [a != b for a, b in zip(before, after, strict=True)] == [is_edit] * 2
+
+
+def test_a_path_may_have_any_character(tmp_path: Path) -> None:
+    mine = write(tmp_path / "exp (1), lr=3")
+    assert own_code({"env": f"{mine}:Env(size=3)"}) == {mine: source_digest(mine)}
+
+
+def test_objects_of_one_name_are_known_with_their_places() -> None:
+    one, other = (ObjectName("__main__:<lambda>()", f, "env.wrappers") for f in (lambda: 1, lambda: 2))
+    found = [
+        own_code(each)
+        for each in (
+            {"env.wrappers": [one, other]},
+            {"env.wrappers": [other, one]},
+            {"env": one, "eval.env": other},
+            {"env": other, "eval.env": one},
+        )
+    ]
+    assert len({each["__main__:<lambda>()"] for each in found}) == 4
+
+
+def test_a_registered_id_counts_by_its_entry_point() -> None:
+    specs = [gymnasium.envs.registration.EnvSpec("Mine-v0", entry_point=entry) for entry in (lambda: 1, lambda: 2)]
+    found = [own_code({"env": ObjectName("Mine-v0", spec, "env")}) for spec in specs]
+    assert found[0].keys() == found[1].keys() == {"Mine-v0"}
+    assert found[0] != found[1]
 
 
 def test_a_file_that_python_cannot_read_has_a_digest(tmp_path: Path) -> None:
@@ -92,7 +135,43 @@ class Own:
 @dataclass
 class Copied:
     name: str
-    payload: bytes = field(compare=False)
+    payload: bytes
+
+    def __own_code__(self) -> str:
+        return self.name
+
+
+class Slotted:
+    __slots__ = ("gain",)
+
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+
+class Odd:
+    """Of which nothing can be read."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise OSError("no")
+
+
+def linked(n: int) -> Own:
+    made = Own()
+    for _ in range(n):
+        made = Own(made)
+    return made
+
+
+def rooms() -> Own:
+    one, other = Own(set()), Own(set())
+    one.size.add(other)
+    other.size.add(one)
+    return one
+
+
+@functools.wraps(np.linspace)
+def as_linspace(x: Any) -> Any:
+    return x
 
 
 def closure(x: Any) -> Callable[[], Any]:
@@ -112,13 +191,31 @@ SAME = {
     "instances": (Own(3), Own(3)),
     "circles": (circle(), circle()),
     "maps": (Own(np.arange(4)), Own(np.arange(4))),
-    "random weights": (Own(torch.nn.Linear(2, 2)), Own(torch.nn.Linear(2, 2))),
+    "generators": (Own(np.random.default_rng(1)), Own(np.random.default_rng(2))),
     "sets": (Own({"a", "b", "c"}), Own({"c", "b", "a"})),
     "payloads": (Copied("a", b"1"), Copied("a", b"2")),
     "specs": (SPEC, gymnasium.spec("CartPole-v1")),
+    "sets in a circle": (rooms(), rooms()),
+    "deep": (linked(5_000), linked(5_000)),
+    "odd": (Own(Odd()), Own(Odd())),
+    "locks": (Own(threading.Lock()), Own(threading.Lock())),
 }
 OTHER = {
     "lambdas of one module": (lambda: 1, lambda: 2),
+    "namespaces": (SimpleNamespace(gain=1), SimpleNamespace(gain=2)),
+    "paths": (Own(Path("a")), Own(Path("b"))),
+    "ranges": (Own(range(3)), Own(range(9))),
+    "dates": (Own(date(2020, 1, 1)), Own(date(2020, 1, 2))),
+    "tensors": (Own(torch.tensor([1.0])), Own(torch.tensor([2.0]))),
+    "spaces": (Own(gymnasium.spaces.Discrete(2)), Own(gymnasium.spaces.Discrete(3))),
+    "boxes": (gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Box(-5, 5, (3,))),
+    "wrapped": (gymnasium.wrappers.TimeLimit(SPEC.make(), 5), gymnasium.wrappers.TimeLimit(SPEC.make(), 6)),
+    "slots": (Slotted(1.0), Slotted(2.0)),
+    "getters": (operator.itemgetter(1), operator.itemgetter(2)),
+    "bound builtins": ({"a": 1}.get, {"a": 2}.get),
+    "cached": (functools.cache(lambda: 1), functools.cache(lambda: 2)),
+    "wrappers of installed functions": (as_linspace, np.linspace),
+    "arrays": (Own(np.zeros(2)), Own(np.zeros(2, np.float32))),
     "arguments of partials": (functools.partial(Own, size=3), functools.partial(Own, size=4)),
     "closures": (closure(3), closure(4)),
     "attributes": (Own(3), Own(3.0)),
@@ -142,7 +239,7 @@ def test_other_values_have_other_digests(a: Any, b: Any) -> None:
 NOTEBOOK = """
 from functools import partial, cached_property
 from dataclasses import dataclass
-import abc, enum
+import abc, enum, functools
 import gymnasium
 from rlframe.core.own_code import object_digest
 
@@ -169,9 +266,12 @@ class Env(gymnasium.Env, Base):
     def size(self):
         return [helper(x) for x in self.shape]  # REMARK
 
-    @staticmethod
-    def other():
-        return super
+    @functools.cached_property
+    def other(self):
+        return "cached"
+
+    def late(self):
+        import os
 
 @dataclass
 class Setting:
@@ -192,7 +292,14 @@ def test_objects_of_a_script_are_known_by_the_code_that_they_use() -> None:
     first = digests(NOTEBOOK)
     assert len({*first}) == 5
     assert digests("# moved down\n" + NOTEBOOK.replace("REMARK", "OTHER REMARK")) == first
-    for before, after in {'"left": 1.0': '"left": 2.0', "return x * GAIN": "return x + GAIN", '"a"': '"b"'}.items():
+    edits = {
+        '"left": 1.0': '"left": 2.0',
+        "return x * GAIN": "return x + GAIN",
+        '"a"': '"b"',
+        '"cached"': '"other"',
+        "(self, size=3)": "(self, *size)",
+    }
+    for before, after in edits.items():
         assert not {*first} & {*digests(NOTEBOOK.replace(before, after))}, before
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rlframe.algos import ppo
+from rlframe.analysis.curves import configs_of
 from rlframe.core.errors import ConfigError
 from rlframe.core.names import find_attribute
 from rlframe.core.objects import ObjectName
@@ -77,6 +78,31 @@ def test_an_object_without_a_name_is_kept_for_the_runs(env: Any, tmp_path: Path)
     assert isinstance(find_attribute(name, "env")(), Walk)
 
 
+def test_a_kept_object_counts_by_what_it_is_in_any_study(tmp_path: Path) -> None:
+    found = []
+    for folder, n in (("one", 4), ("other", 4), ("third", 5)):
+        name = words_of({"env": functools.partial(Walk, n)}, tmp_path / folder)["env"]
+        find_attribute(name, "env")
+        params = {"config": {"env": name}, "code": own_code({"env": name})}
+        assert [*params["code"]] == [name]
+        found.append(configs_of(params)[0]["env"])
+    assert found[0] == found[1] != found[2]
+    assert re.fullmatch(r"Walk_\w{8}@\w{8}", found[0])
+
+
+def test_one_object_that_cannot_be_made_stops_no_run_with_another(tmp_path: Path) -> None:
+    bad = functools.partial(Walk, Unmade())
+    name = words_of({"env": lambda: 1, "callbacks": [bad]}, tmp_path)["env"]
+    assert find_attribute(name, "env")() == 1
+
+
+class Unmade:
+    """Whose pickle is of no use elsewhere."""
+
+    def __reduce__(self) -> Any:
+        return open, ("/no/such/file",)
+
+
 def test_a_class_of_a_notebook_is_kept_once(tmp_path: Path, script: ModuleType) -> None:
     del script.__file__
     words = words_of({"env": script.Own, "eval.env": script.Own, "callbacks": [Slower()]}, tmp_path / "study")
@@ -109,7 +135,9 @@ def test_a_study_goes_on_with_equal_objects_only(tmp_path: Path, capsys: pytest.
     assert run_study(PRINTS, [{"env": lambda: 1}], [0], str(tmp_path)) == 0
     assert "1 already done" in capsys.readouterr().out
     assert run_study(PRINTS, [{"env": lambda: 2}], [0], str(tmp_path)) == 2, "its returns would be the old ones"
-    assert "started with other arguments: env=" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "started with other arguments: env=" in said
+    assert "(an object of this name whose code or arguments have changed)" in said
     assert find_attribute(name, "env")() == 1
 
 
