@@ -60,10 +60,9 @@ def _named(text: str) -> tuple[str, str]:
         installed = is_plain and not text.endswith("()") and _is_installed(defined_by(text.value).__module__)
         return text[:], "" if installed else object_digest(text.value)
     module = sys.modules.get(Path(name).stem) if name.endswith(".py") else None
-    value = vars(module).get(text.rpartition(":")[2]) if module else None
-    if module and value is not None and defined_by(value).__module__ != module.__name__:
-        return text, object_digest(value)  # as a study's objects
-    return name, source_digest(name)
+    found = vars(module) if module and "__getattr__" in vars(module) else {}  # a study's objects, made when asked for
+    value = found.get(text.rpartition(":")[2])
+    return (name, source_digest(name)) if value is None else (text, object_digest(value))
 
 
 def source_name(text: str) -> str:
