@@ -17,11 +17,13 @@ from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
 
+_REPLAY = "replay"  # in the state of an algorithm
+
 _RATE = "lr"  # of torch's optimizers
 
 
 def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
-    """The weights in a snapshot that `init` names, or what else is `part` of it.
+    """The weights in a snapshot that `init` names, or what else is `part` of it, but for a replay, which may be large.
 
     Args:
         init: a run directory or snapshot; with :NAME, the policy of that name in it.
@@ -34,7 +36,7 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
     path, named = located(init, f"{key}={init}{own}")
     several, wanted = policies_at(Path(path)), named or policy
     if not several and not named:
-        return load_snapshot(Path(path), key=part)[0]
+        return load_snapshot(Path(path), key=part, without=_REPLAY)[0]
     if not several:
         raise ConfigError(f"{key}={init}: that run has one policy, without a name; use {key}={path}")
     if wanted not in several:
@@ -42,7 +44,7 @@ def saved_part(init: str, part: str, policy: str, key: str = "init") -> Any:
             f"{key}={init}{own}: that run has the policies {', '.join(several)}, and none is {wanted}; name one of "
             f"them: {key}={path}:{several[0]}"
         )
-    return load_snapshot(Path(path), key=f"{part}/{wanted}")[0]
+    return load_snapshot(Path(path), key=f"{part}/{wanted}", without=_REPLAY)[0]
 
 
 def located(init: str, title: str) -> tuple[str, str]:

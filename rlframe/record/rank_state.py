@@ -164,14 +164,17 @@ class _ChunkWriter:
             write_file(self.folder / array.digests[i], data)
 
 
-def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") -> Any:
-    """Read and check a rank's state, or only its entry `key`. Large ChunkedArrays stay in their files.
+def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "", without: str = "") -> Any:
+    """Read and check a rank's state, or only its entry `key`, `without` one in that. Large arrays stay in their files.
 
     Raises SnapshotError if a file differs from its manifest entry, or the entry is invalid.
     """
     try:
         arrays, tree = _StoredArrays(folder, rank, entry), entry["tree"]
-        return decode(tree["dict"][key] if key else tree, arrays)
+        node = tree["dict"][key] if key else tree
+        if without and isinstance(node, dict) and isinstance(node.get("dict"), dict):
+            node = {**node, "dict": {name: each for name, each in node["dict"].items() if name != without}}
+        return decode(node, arrays)
     except (DecodeError, RecursionError, MemoryError) as error:
         raise SnapshotError(f"{folder / MANIFEST} does not describe a state: {error}") from None
     except (KeyError, TypeError, AttributeError):

@@ -157,12 +157,12 @@ def save_snapshot(
     return target
 
 
-def load_snapshot(path: Path, rank: int = 0, key: str = "") -> tuple[Any, dict[str, Any]]:
+def load_snapshot(path: Path, rank: int = 0, key: str = "", without: str = "") -> tuple[Any, dict[str, Any]]:
     """The state of a rank (on the CPU) and the meta of a snapshot; see `load_newest`."""
-    return load_newest(path, rank, key)[1:]
+    return load_newest(path, rank, key, without)[1:]
 
 
-def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, dict[str, Any]]:
+def load_newest(path: Path, rank: int = 0, key: str = "", without: str = "") -> tuple[Path, Any, dict[str, Any]]:
     """The snapshot's directory, the state of a rank (on the CPU) and meta.
 
     If `path` is a run or its `snapshot` directory and its newest snapshot is damaged, the newest intact one is loaded
@@ -171,6 +171,7 @@ def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, di
 
     Args:
         path: see `resolve_snapshot`.    key: load only this entry of the state, a dict; empty: all of it.
+        without: an entry in that dict that is left out, and not checked.
     Raises:
         SnapshotError: missing, damaged, of another format, or without this rank; the message names the file.
     """
@@ -178,10 +179,10 @@ def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, di
     refusal: SnapshotError | None = None
     for snapshot in found:
         try:
-            state, meta = _load(snapshot, rank, key)
+            state, meta = _load(snapshot, rank, key, without)
         except SnapshotError as error:
             if not snapshot.is_dir() and _candidates(path) != found:  # the run has replaced it meanwhile
-                return load_newest(path, rank, key)
+                return load_newest(path, rank, key, without)
             refusal = refusal or error
             if not error.damaged:
                 break
@@ -196,12 +197,12 @@ def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, di
     raise refusal
 
 
-def _load(snapshot: Path, rank: int, key: str) -> tuple[Any, dict[str, Any]]:
+def _load(snapshot: Path, rank: int, key: str, without: str) -> tuple[Any, dict[str, Any]]:
     meta, ranks = read_manifest(snapshot)
     if rank >= len(ranks):
         n_ranks = pluralize(len(ranks), "rank")
         raise SnapshotError(f"{snapshot} was written by {n_ranks}; it has no state of rank {rank}")
-    return read_rank_state(snapshot, rank, ranks[rank], key), meta
+    return read_rank_state(snapshot, rank, ranks[rank], key, without), meta
 
 
 def state_keys(path: Path) -> list[str]:

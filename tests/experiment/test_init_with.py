@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ import rlframe
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat
-from rlframe.experiment.weights import load_networks, load_optimizers
+from rlframe.experiment.weights import load_networks, load_optimizers, saved_algorithm
+from rlframe.record import codec
 
 KEYS: dict[str, Any] = {
     "sampler": "serial",
@@ -72,6 +74,13 @@ def test_a_new_run_has_the_critics_temperature_and_scale_of_the_other_one_unless
         run.train()
         said = f"the agent, scaled_returns, critic, temperature of {saved_sac}" if is_taken else ""
         assert run.algo.origin == said
+
+
+def test_no_row_of_the_other_replay_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "_decode_array", Mock(side_effect=AssertionError("read")))
+    found = saved_algorithm(str(saved), "")
+    assert {"critic", "optimizer"} < {*found}
+    assert "replay" not in found
 
 
 def test_a_policy_with_weights_acts_from_the_first_step_also_once_its_run_is_resumed() -> None:
