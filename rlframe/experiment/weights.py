@@ -12,7 +12,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import optimizer_steps
-from rlframe.core.errors import ConfigError, one_line
+from rlframe.core.errors import ConfigError, one_line, shortened
 from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
@@ -117,7 +117,8 @@ def load_init(agent: Agent, init: str, policy: str, config: Callable[[], Mapping
     try:
         load_weights(agent, of_exploration(saved, False) | of_exploration(own, True), source)
     except ConfigError as error:
-        raise ConfigError(f"{error}{_other_settings(init, config())}") from None
+        other = _other_settings(init, config())
+        raise ConfigError(f"{shortened(str(error), 150) if other else error}{other}") from None
 
 
 def _other_settings(init: str, config: Mapping[str, Any]) -> str:
