@@ -168,7 +168,8 @@ def object_digest(value: Any) -> str:
 class _Description:
     """What an object is, as texts: those of two objects are equal if their code and what pickling takes are.
 
-    Not looked at are the states of random generators, objects in sets, and what lies deeper than `_DEEPEST`.
+    Not looked at are the states of random generators, objects in sets, what lies deeper than `_DEEPEST`, and what
+    cannot be pickled, such as a lock.
     """
 
     def __init__(self) -> None:
@@ -258,7 +259,9 @@ class _Description:
             if name in value.__globals__:
                 self.add(name)
                 self.add(found := value.__globals__[name])
-                below = (f"{found.__name__}.{part}" for part in value.__code__.co_names) if _is_module(found) else ()
+                below = (
+                    (f"{found.__name__}.{part}" for part in value.__code__.co_names) if inspect.ismodule(found) else ()
+                )
                 self._add_all(sys.modules[part] for part in below if part in sys.modules)
         for name in _names(value.__code__, ("IMPORT_NAME",)):
             self._add_source(name)
@@ -292,10 +295,6 @@ class _Description:
             made, arguments, state, *items = (*found, None, None, None)[:5]
             state = {name: x for name, x in state.items() if name != _SEED} if type(state) is dict else state
             self._add_all([made, arguments, state, *(list(each) for each in items if each is not None)])
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, ModuleType)
 
 
 def _contents(cell: CellType) -> Any:

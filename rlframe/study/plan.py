@@ -113,7 +113,7 @@ def _repeated_seeds(arguments: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(str(first + k) for k in range(n))
 
 
-LENGTH = "runner.n_steps"  # which may become larger when a study is continued
+N_STEPS = "runner.n_steps"  # which may become larger when a study is continued
 INNERMOST, OUTERMOST = "innermost", "outermost"
 _MAX_DIGITS = 15  # of a seed
 _MAX_NAME = 200  # bytes of a directory's name that every file system allows
@@ -158,7 +158,7 @@ class CommandTemplate:
         place = (f"log_dir={folder}", f"run_ID={run_id}")
         start = (*self.command, *[f"{key}={value}" for key, value in arguments.items()], *place)
         directory = folder / f"run_{run_id}"
-        length = [f"{LENGTH}={arguments[LENGTH]}"] if LENGTH in arguments else []  # it may have been shorter before
+        length = [f"{N_STEPS}={arguments[N_STEPS]}"] if N_STEPS in arguments else []  # it may have been shorter before
         by_directory = (*self.command, f"resume={directory}", *length)
         resume = by_directory if self.resumes_by_directory else (*start, "resume=true")
         return PlannedRun(setting, run_id, dict(arguments), directory, start, resume)

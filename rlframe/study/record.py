@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
 from rlframe.record.directory import PARAMS, DirectoryLock, attempts, session
 from rlframe.runners.stop_rule import check_metric
-from rlframe.study.plan import LENGTH, PlannedRun
+from rlframe.study.plan import N_STEPS, PlannedRun
 
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
@@ -92,7 +92,7 @@ def n_steps_of(params: Path) -> float:
     with suppress(ConfigError, ValueError, TypeError, AttributeError):
         content = read_json(params)
         starts = [content.get("config", {}), *(each.get("changed", {}) for each in content.get("resumed", []))]
-        return float([each[LENGTH] for each in starts if LENGTH in each][-1])
+        return float([each[N_STEPS] for each in starts if N_STEPS in each][-1])
     return math.nan
 
 
@@ -206,15 +206,15 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
         return Status()
     before, now = entry["arguments"], run.arguments
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    n_steps, is_begun = number_in(now.get(LENGTH, "")), run.directory.is_dir()
-    is_longer = differing == [LENGTH] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
+    n_steps, is_begun = number_in(now.get(N_STEPS, "")), run.directory.is_dir()
+    is_longer = differing == [N_STEPS] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
     if differing and not is_longer:
         others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
-        if any(same_object(before.get(key, ""), now.get(key, "")) for key in differing):
+        if any(_same_object(before.get(key, ""), now.get(key, "")) for key in differing):
             others += " (an object of this name whose code or arguments have changed)"
         raise ConfigError(
             f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
-            f"more seeds, values or {LENGTH} if you like, or use another log_dir for a new study"
+            f"more seeds, values or {N_STEPS} if you like, or use another log_dir for a new study"
         )
     status = Status(**{field.name: entry[field.name] for field in fields(Status)})
     if is_longer or status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
@@ -222,7 +222,7 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
     return status
 
 
-def same_object(before: str, now: str) -> bool:
+def _same_object(before: str, now: str) -> bool:
     """Whether two words name objects in a study's file that differ in their digests alone."""
     return ".py:" in before and before.rpartition("_")[0] == now.rpartition("_")[0] and before != now
 

@@ -159,12 +159,10 @@ def preview(study: Study, slots: Sequence[Slot]) -> str:
         index, process = len(started), run.stack_command or run.name
         place = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
         first = f"with {started[process]}" if process in started else place
-        if is_done[run.name]:
-            first = "done"
-        else:
+        if not is_done[run.name]:
             started.setdefault(process, run.name)
         arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())
-        lines.append(f"  {run.name:<{width}}  {first:<18}  {arguments}".rstrip())
+        lines.append(f"  {run.name:<{width}}  {'done' if is_done[run.name] else first:<18}  {arguments}".rstrip())
     plan = study.search or study.population
     return "\n".join([*lines, *([plan.describe()] if plan else [])])
 
