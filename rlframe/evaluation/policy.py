@@ -57,7 +57,7 @@ class Policy:
         """
         _check_alone(observation, self.observation_space)
         observation = _in_entries(observation, self.observation_space)
-        single = not _is_batch(observation, self.observation_space)
+        single = not _check_observation(observation, self.observation_space)
         arrays = map_tree(lambda x: np.asarray(x)[None] if single else np.asarray(x), observation)
         n = len(leaves(arrays)[0])
         self._check_mask(arrays, n)
@@ -104,8 +104,8 @@ def _in_entries(observation: Any, space: Space) -> Any:
     return {OBSERVATION: observation} if wanted else observation
 
 
-def _is_batch(observation: Any, space: Space, name: str = "observation") -> bool:
-    """Whether an observation, whose values fit the space, has one more leading dimension than that.
+def _check_observation(observation: Any, space: Space, name: str = "observation") -> bool:
+    """Check shapes and values; returns whether an observation has one more leading dimension than its space.
 
     Raises:
         ValueError: it has neither that shape nor the space's, or a value that training refuses.
@@ -123,7 +123,7 @@ def _is_batch(observation: Any, space: Space, name: str = "observation") -> bool
             parts = {f"{name}[{i}]": each for i, each in enumerate(zip(observation, space.spaces, strict=True))}
         case _:
             return _check_leaf(np.asarray(observation), space, name)
-    found = {part: _is_batch(*each, part) for part, each in parts.items()}
+    found = {part: _check_observation(*each, part) for part, each in parts.items()}
     if len({*found.values()}) > 1:
         batch, single = (
             next(part for part, is_batch in found.items() if is_batch == wanted) for wanted in (True, False)

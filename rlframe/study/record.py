@@ -89,7 +89,7 @@ class ProgressReader:
 
 def n_steps_of(params: Path) -> float:
     """The length of a run, as its params.json has it since its last resume; nan if unknown."""
-    with suppress(ConfigError, ValueError, TypeError, AttributeError):
+    with suppress(ConfigError, ValueError, TypeError, AttributeError, IndexError):  # of a script, or damaged
         content = read_json(params)
         starts = [content.get("config", {}), *(each.get("changed", {}) for each in content.get("resumed", []))]
         return float([each[N_STEPS] for each in starts if N_STEPS in each][-1])

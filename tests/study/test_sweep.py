@@ -1,6 +1,7 @@
 """`launch` with sweep.*: errors before anything starts, and complete studies from start to plot."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -30,6 +31,21 @@ STUDY_S = 600.0  # for eight runs on a busy machine
 
 def record(study: Path) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in json.loads((study / "experiment.json").read_text())["runs"]}
+
+
+@pytest.mark.parametrize(
+    ("params", "n_steps"),
+    [
+        ({"config": {"runner.n_steps": 5}}, 5),
+        ({"config": {"runner.n_steps": 5}, "resumed": [{"changed": {"runner.n_steps": 9}}, {"changed": {}}]}, 9),
+        ({"config": {"lr": 1}}, math.nan),
+        ({"config": {"runner.n_steps": "many"}}, math.nan),
+        ([], math.nan),
+    ],
+)
+def test_the_length_of_a_run_is_that_of_its_last_resume_or_unknown(params: Any, n_steps: float, tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    assert n_steps_of(tmp_path / "params.json") == pytest.approx(n_steps, nan_ok=True)
 
 
 REFUSED = [
