@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -42,6 +43,7 @@ def test_train_returns_the_run_and_its_last_row(tmp_path: Path) -> None:
     assert (config["seed"], config["algo.learning_rate"], config["runner.n_steps"]) == (3, 1e-3, 128)
     assert config["model.normalize_observation"] is True
     policy = rlframe.load_policy(result.directory)
+    assert re.fullmatch(r"Policy\(observations Box\(.*, actions Discrete\(2\)\)", repr(policy))
     assert policy.action_space.contains(int(policy.act(policy.observation_space.sample())))
 
 

@@ -41,7 +41,9 @@ class ActorCriticConfig(OffPolicyConfig):
     random_steps: int = count_or_auto("env_steps of random actions; auto: until learning_starts, none with init=")
     explore: ExploreConfig | str = "stochastic"
     n_critics: int = count(2, "critics", high=10_000)
-    target_critics: bool = option(True, "targets are of copies of the critics that follow slowly; else of themselves")
+    target_critics: bool = option(
+        True, "targets are of slow copies of the critics; else of themselves, as CrossQ's, with model.norm"
+    )
     n_target_critics: int = count(0, "critics that each update draws, whose values are its target; 0: all", low=0)
     target_from: str = choice(
         "least", ("least", "truncated"), "the target: of the critic with the least Q, or the pool of their quantiles"

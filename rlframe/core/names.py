@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rlframe.core.config import nearest, split_values
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.core.imports import imported
 from rlframe.core.objects import ObjectName
 from rlframe.core.yaml import parse_value
@@ -54,6 +54,41 @@ def find_attribute(name: str, key: str) -> Any:
     if attribute not in found:
         raise ConfigError(f"{at}{module_name} has no {attribute}{nearest(attribute, found)}")
     return _with_arguments(found[attribute], arguments, at) if arguments else found[attribute]
+
+
+def find_maker(name: str, key: str, kind: type, shown: str) -> Any:
+    """What makes a `kind`: a subclass, or a function that was given as an object or with arguments.
+
+    It is not called, so that what a mistyped name means does nothing.
+
+    Args:
+        shown: the name of `kind` in messages.
+    Raises:
+        ConfigError: as `find_attribute`, or it is something else.
+    """
+    found = find_attribute(name, key)
+    made_of = found.func if isinstance(found, partial) else found
+    if isinstance(made_of, type):
+        makes = issubclass(made_of, kind)
+    else:
+        makes = callable(found) and (made_of is not found or isinstance(name, ObjectName))
+    if not makes or isinstance(found, kind):
+        raise ConfigError(f"{key}={name} is not a subclass of {shown}, or a function object that makes one")
+    return found
+
+
+def made_by(name: str, key: str, kind: type, shown: str, *arguments: Any) -> Any:
+    """What `find_maker` makes of these arguments.
+
+    Raises:
+        ConfigError: as `find_maker`, or a function made something else.    PartError: it raised an exception.
+    """
+    make = find_maker(name, key, kind, shown)
+    with naming(f"{key}={name} cannot be made"):
+        made = make(*arguments)
+    if not isinstance(made, kind):
+        raise ConfigError(f"{key}={name} made {made!r:.60}, which is no {shown}")
+    return made
 
 
 def find_class(name: str, key: str) -> Any:

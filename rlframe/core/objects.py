@@ -20,8 +20,6 @@ import cloudpickle
 
 from rlframe.core.errors import ConfigError
 
-OR_A_FUNCTION = ", or a function object that makes one"  # in errors
-
 
 class ObjectName(str):
     """The name of an object. Other processes get the object by cloudpickle, by value if they cannot import it."""
@@ -76,17 +74,6 @@ def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
     if given.endswith("()") or (module and not file and not can_import(module)):
         return ""
     return f"{Path(file).absolute()}:{name}" if file and file not in command else given[:]
-
-
-def made_by(name: str, found: Any, kind: type, *arguments: Any) -> Any:
-    """What a class of this kind makes; an object that was given may also be a function that makes one.
-
-    As may what has arguments. The value itself if it is neither, so that what a mistyped name means is not called.
-    """
-    is_function = callable(found) and not isinstance(found, (type, kind))
-    is_call = isinstance(name, ObjectName) or isinstance(found, partial)
-    makes = issubclass(found, kind) if isinstance(found, type) else is_call and is_function
-    return found(*arguments) if makes else found
 
 
 def pickled(value: Any, key: str, name: str) -> bytes:

@@ -7,9 +7,8 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, naming
-from rlframe.core.names import find_attribute
-from rlframe.core.objects import OR_A_FUNCTION, made_by
+from rlframe.core.errors import ConfigError
+from rlframe.core.names import made_by
 from rlframe.core.spaces import action_parts, box_scaling
 from rlframe.core.struct import Tree, map_tree
 from rlframe.distributions.base import Distribution, Joint
@@ -77,14 +76,8 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
         raise ConfigError(
             f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
         )
-    found = find_attribute(name, "model.distribution")
-    with naming(f"model.distribution={name} cannot be made"):
-        made = made_by(name, found, Distribution, shape)
-    if made is found or not isinstance(made, Distribution):
-        raise ConfigError(
-            f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution{OR_A_FUNCTION}"
-        )
-    return made
+    own: Distribution = made_by(name, "model.distribution", Distribution, "rlframe.distributions.Distribution", shape)
+    return own
 
 
 def executed(action_space: Space, action: Tree) -> Tree:

@@ -39,6 +39,9 @@ class Policy:
         self._exploring: Tree = ()  # state of the exploration
         self._n = 0  # rows of the state; 0: an episode starts
 
+    def __repr__(self) -> str:
+        return f"Policy(observations {self.observation_space}, actions {self.action_space})"
+
     def reset(self) -> None:
         """Start an episode: forget the previous one. A policy without memory needs no reset."""
         self._n = 0

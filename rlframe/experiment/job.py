@@ -43,6 +43,7 @@ from rlframe.kernels.device import choose_precision
 from rlframe.record.directory import run_directory, run_tokens
 from rlframe.record.loggers import check_loggers
 from rlframe.record.remote import check_uri
+from rlframe.runners.callbacks import check_callbacks
 from rlframe.runners.recording import named_for
 from rlframe.system import cluster
 from rlframe.system.distributed import rank_from_environment
@@ -201,10 +202,10 @@ def choices_made(run: Path) -> dict[str, Any]:
 def _check_references(c: Experiment) -> None:
     """Raise ConfigError unless the loggers, callbacks, functions, place and dataset that it names can be used."""
     check_loggers(c.loggers)
-    statistics, policies = c.sampler.statistics, [c.agents.map_function]
-    for key, names in {"callbacks": c.callbacks, "sampler.statistics": statistics, "agents.map": policies}.items():
-        for name in filter(None, names):
-            find_attribute(name, key)
+    check_callbacks(c.callbacks)
+    c.sampler.check_statistics()
+    if c.agents.map_function:
+        find_attribute(c.agents.map_function, "agents.map")
     if c.eval.function:
         find_function(c.eval.function)
     check_uri(c.sync, "sync")

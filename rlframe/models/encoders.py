@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.multi_agent import JointSpace
-from rlframe.core.names import find_attribute
-from rlframe.core.objects import OR_A_FUNCTION, made_by
+from rlframe.core.names import made_by
 from rlframe.core.spaces import action_parts, channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16, learning_in
@@ -370,10 +369,6 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
             f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala, hadamax; "
             f"write your own class as package.module:Class or ./file.py:Class"
         )
-    found = find_attribute(config.encoder, "model.encoder")
-    with naming(f"model.encoder={config.encoder} cannot be made"):
-        made = made_by(config.encoder, found, nn.Module, space)
-    if made is found or not isinstance(made, nn.Module):
-        raise ConfigError(f"model.encoder={config.encoder!r} is not a subclass of torch.nn.Module{OR_A_FUNCTION}")
+    made = made_by(config.encoder, "model.encoder", nn.Module, "torch.nn.Module", space)
     with naming(f"model.encoder={config.encoder} failed in forward"):
         return CustomEncoder(made, space)

@@ -31,8 +31,8 @@ from rlframe.core.files import (
     read_regular_file,
     replace_file,
 )
-from rlframe.core.names import find_attribute
-from rlframe.core.objects import ObjectName, name_of
+from rlframe.core.names import find_attribute, find_maker
+from rlframe.core.objects import name_of
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
@@ -338,11 +338,7 @@ def _own(name: str) -> MakeLogger:
     found = find_attribute(name, "loggers")
     if isinstance(found, Logger):
         return partial(_given, found)
-    is_class = isinstance(found, type) and issubclass(found, Logger)
-    is_function = isinstance(name, ObjectName) and callable(found) and not isinstance(found, type)
-    if not (is_class or is_function or isinstance(found, partial)):
-        raise ConfigError(f"loggers={name} is not a subclass of rlframe.record.Logger")
-    make: MakeLogger = found
+    make: MakeLogger = find_maker(name, "loggers", Logger, "rlframe.record.Logger")
     return make
 
 

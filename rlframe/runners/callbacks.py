@@ -15,15 +15,15 @@ from torch import Tensor
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
-from rlframe.core.names import find_attribute
-from rlframe.core.objects import made_by
+from rlframe.core.errors import PartError, describe, qualified_name
+from rlframe.core.names import find_attribute, find_maker, made_by
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record import metrics
 from rlframe.record.metrics import check_own_name
 from rlframe.runners.learner import Learners
 from rlframe.samplers import Source
 
+_NAME = "rlframe.runners.Callback"
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
 
 _logger = logging.getLogger("rlframe")
@@ -248,8 +248,14 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 def _load(name: str) -> Callback:
     found = find_attribute(name, "callbacks")
-    with naming(f"callback {name} cannot be made"):
-        made = made_by(name, found, Callback)
-    if not isinstance(made, Callback):
-        raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
+    if isinstance(found, Callback):
+        return found
+    made: Callback = made_by(name, "callbacks", Callback, _NAME)
     return made
+
+
+def check_callbacks(names: Sequence[str]) -> None:
+    """Raise ConfigError as `load_callbacks`, without making one."""
+    for name in names:
+        if not isinstance(find_attribute(name, "callbacks"), Callback):
+            find_maker(name, "callbacks", Callback, _NAME)

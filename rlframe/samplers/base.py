@@ -13,9 +13,9 @@ import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, number, option, positive
-from rlframe.core.errors import ConfigError, naming
-from rlframe.core.names import find_attribute
-from rlframe.core.objects import OR_A_FUNCTION, ObjectName, made_by, name_of
+from rlframe.core.errors import ConfigError
+from rlframe.core.names import find_attribute, find_maker, made_by
+from rlframe.core.objects import ObjectName, name_of
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds, new_round
 from rlframe.core.types import BatchSpec, Samples, Trajectory
@@ -28,6 +28,7 @@ from rlframe.system.process import START_METHODS
 from rlframe.system.service import Supervision
 
 NOT_SAVED = "the snapshot holds no environments"  # reason for restarting episodes
+_STATISTIC = "rlframe.rollout.EpisodeStatistic"
 
 
 class Source(ABC):
@@ -223,21 +224,19 @@ class SamplerConfig:
             )
         return found
 
+    def check_statistics(self) -> list[Callable[[], EpisodeStatistic]]:
+        """What makes the statistics of each environment. Raises ConfigError if one is no EpisodeStatistic."""
+        return [find_maker(name, "sampler.statistics", EpisodeStatistic, _STATISTIC) for name in self.statistics]
+
     def follow_episodes(self, sampler: Source) -> None:
         """Make a sampler of this config follow its episodes with these statistics and this discount.
 
         Raises:
             ConfigError: a statistic does not exist or is not an EpisodeStatistic.
         """
-        found = [find_attribute(name, "sampler.statistics") for name in self.statistics]
-        for name, make in zip(self.statistics, found, strict=True):
-            with naming(f"sampler.statistics {name} cannot be made"):
-                made = made_by(name, make, EpisodeStatistic)
-            if made is make or not isinstance(made, EpisodeStatistic):
-                raise ConfigError(
-                    f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic{OR_A_FUNCTION}: "
-                    f"each environment has its own"
-                )
+        found = self.check_statistics()
+        for name in self.statistics:
+            made_by(name, "sampler.statistics", EpisodeStatistic, _STATISTIC)
         sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
 
 

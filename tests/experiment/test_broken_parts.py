@@ -14,7 +14,7 @@ from tests.experiment.hostile import WORDS
 HERE = "tests.experiment.broken_parts"
 DIVIDED = ": ZeroDivisionError: by my part"
 RUNS = {  # the word, and what the error says
-    "callbacks=MadeCallback": f"callback {HERE}:MadeCallback cannot be made{DIVIDED}",
+    "callbacks=MadeCallback": f"callbacks={HERE}:MadeCallback cannot be made{DIVIDED}",
     "callbacks=SavedCallback": f"callback {HERE}:SavedCallback failed in state_dict{DIVIDED}",
     "callbacks=LogsText": f"callback {HERE}:LogsText failed in on_batch: ValueError: metric 'a/b' must be a single "
     "number, got str 'text'",
@@ -22,12 +22,12 @@ RUNS = {  # the word, and what the error says
     "single number, got shape (3,); take its mean",
     "callbacks=SetCallback": "state.callbacks.0.state.a is a set, which a snapshot cannot hold; make it arrays and "
     "plain values",
-    "callbacks=LeavingCallback": f"callback {HERE}:LeavingCallback cannot be made: SystemExit: 3",
+    "callbacks=LeavingCallback": f"callbacks={HERE}:LeavingCallback cannot be made: SystemExit: 3",
     "callbacks=LeavesAtStart": f"callback {HERE}:LeavesAtStart failed in on_start: SystemExit: 3",
     "callbacks=LeavesAtEnd": f"callback {HERE}:LeavesAtEnd failed in on_end: SystemExit: 3",
     "callbacks=LongName": f"callback {HERE}:LongName failed in on_batch: ValueError: metric 'a/{'b' * 101}' must be "
     "named group/name, such as my_group/name, each of at most 100 characters",
-    "sampler.statistics=MadeStatistic": f"sampler.statistics {HERE}:MadeStatistic cannot be made{DIVIDED}",
+    "sampler.statistics=MadeStatistic": f"sampler.statistics={HERE}:MadeStatistic cannot be made{DIVIDED}",
     "sampler.statistics=AddedStatistic": f"sampler.statistics {HERE}:AddedStatistic failed in add{DIVIDED}",
     "sampler.statistics=ResultStatistic": f"sampler.statistics {HERE}:ResultStatistic failed in result{DIVIDED}",
     "sampler.statistics=TextStatistic": f"sampler.statistics {HERE}:TextStatistic failed in result: ValueError: could "

@@ -206,8 +206,9 @@ def test_a_class_that_cannot_be_a_callback_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         load_callbacks([name])
-    assert launch.main(words(f"{CASE} callbacks={name}", tmp_path / "runs")) == 2
-    assert says in capsys.readouterr().err
+    for dry_run in ("false", "true"):
+        assert launch.main(words(f"{CASE} callbacks={name} dry_run={dry_run}", tmp_path / "runs")) == 2
+        assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
