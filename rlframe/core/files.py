@@ -23,6 +23,7 @@ LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
 _MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of memory
 _MAX_TABLE_BYTES = 1 << 26
 _MAX_COPY_BYTES = 1 << 30
+_BLOCK_BYTES = 1 << 16
 _MAX_LINE_BYTES, _ROW_BYTES = 1 << 20, 32  # the latter of a row, at least, on average
 
 
@@ -67,7 +68,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file without a buffer to append to it; it is made if it is missing.
+    """Open a file without a buffer to append to it, or to read; it is made if it is missing.
 
     Appending changes no other file: one with several names (hard links) is replaced by a copy first.
 
@@ -79,7 +80,7 @@ def open_to_append(path: Path) -> io.FileIO:
             raise ConfigError(f"{path} is not a regular file; remove it")
         if path.stat().st_nlink > 1:
             _replace_by_copy(path)
-    file = open(path, "ab", buffering=0, opener=_open_itself)  # noqa: SIM115  # the caller closes it
+    file = open(path, "ab+", buffering=0, opener=_open_itself)  # noqa: SIM115  # the caller closes it
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         file.close()
@@ -93,6 +94,20 @@ def _replace_by_copy(path: Path) -> None:
     with open_regular_file(path, _MAX_COPY_BYTES) as file, own.open("xb") as copy:
         shutil.copyfileobj(file, copy)
     os.replace(own, path)
+
+
+def drop_torn_line(file: io.FileIO) -> None:
+    """Shorten a file of `open_to_append` to its complete lines, after a crash."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - _BLOCK_BYTES)
+        file.seek(begin)
+        complete = file.read(end - begin).rfind(b"\n") + 1
+        end = begin + complete
+        if complete:
+            break
+    if end < size:
+        file.truncate(end)
 
 
 def append(file: io.FileIO, text: str) -> None:

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rlframe.core.errors import ConfigError, PartError, RecordError, naming, qua
 from rlframe.core.files import (
     append,
     check_in_place,
+    drop_torn_line,
     iter_csv,
     number_in,
     open_to_append,
@@ -37,6 +38,7 @@ from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
 _MAX_JSONL, _JSON_BYTES = 1 << 28, 32  # bytes that are copied when a run is resumed, and more for each of its table
+_ROWS_AT_ONCE = 1_000
 _MAX_OWN = 1 << 34  # bytes of a table that a run writes: some 4e8 episodes
 
 
@@ -85,15 +87,14 @@ class CsvLogger(Logger):
         self._columns: list[str] = []
         self._waiting: list[dict[str, str]] = []  # rows not yet written because of a disk error
         if os.path.lexists(path):
-            rows = _table(path)
-            columns = next(rows, [])
-            if columns and "env_steps" not in columns:
+            self._columns = next(_table(path), [])
+            if self._columns and "env_steps" not in self._columns:
                 raise RecordError(
                     f"{path} is damaged: its first line names no column env_steps; mend that line, or move the file "
                     f"away, and a new one is begun"
                 )
-            self._replace(columns, rows)
         self._file = open_to_append(path)
+        drop_torn_line(self._file)
 
     def check(self) -> None:
         check_in_place(self._file)
@@ -117,19 +118,20 @@ class CsvLogger(Logger):
             self._replace(columns, chain((row + added for row in earlier), _rows(columns, self._waiting)))
             self._reopen()
         else:
-            append(self._file, "".join(map(_line, _rows(columns, self._waiting))))
+            append(self._file, "".join(_as_csv(_rows(columns, self._waiting))))
         self._waiting.clear()
 
     def truncate_after(self, env_steps: int) -> None:
         rows = _table(self._path)
         columns = next(rows, [])
-        steps = ((_step(dict(zip(columns, row, strict=True))), row) for row in rows)
+        clocks = [columns.index(name) for name in ("env_steps", "updates") if name in columns]
+        steps = ((_step([row[at] for at in clocks]), row) for row in rows)
         kept = takewhile(lambda each: each[0] <= env_steps, (each for each in steps if math.isfinite(each[0])))
         self._replace(columns, (row for _, row in kept))
         self._reopen()
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
-        replace_file(self._path, map(_line, chain([columns] if columns else [], rows)))
+        replace_file(self._path, _as_csv(chain([columns] if columns else [], rows)))
         self._columns = columns
 
     def _reopen(self) -> None:
@@ -149,10 +151,13 @@ def _rows(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator
     return ([row.get(name, "") for name in columns] for row in rows)
 
 
-def _line(cells: Iterable[str]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
+def _as_csv(rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The text of rows, in pieces of many rows."""
+    left = iter(rows)
+    while some := list(islice(left, _ROWS_AT_ONCE)):
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows(some)
+        yield buffer.getvalue()
 
 
 def _cell(value: float | str) -> str:
@@ -161,9 +166,9 @@ def _cell(value: float | str) -> str:
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 
-def _step(cells: Mapping[str, str]) -> float:
-    """Where a row stands, as `step_of`; NaN if that cell is damaged."""
-    return number_in(cells["env_steps"]) or number_in(cells.get("updates") or "0")
+def _step(clocks: Sequence[str]) -> float:
+    """Where a row with these env_steps, and updates, stands, as `step_of`; NaN if that cell is damaged."""
+    return number_in(clocks[0]) or number_in(clocks[-1] or "0")
 
 
 class JsonlLogger(Logger):

@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 from rlframe.core.errors import Interrupted, PartError, RecordError, naming, qualified_name
 from rlframe.core.files import disk_error
 from rlframe.record.codec import dump
-from rlframe.record.console import (
-    Console,
-    ConsoleMessages,
-    DebugLog,
-    attach,
-    open_console,
-)
+from rlframe.record.console import Console, ConsoleMessages, DebugLog, attach, open_console
 from rlframe.record.directory import (
     FILMS,
     PARAMS,
@@ -364,8 +358,11 @@ class Run(_DirectoryRun):
     def truncate_after(self, env_steps: int) -> None:
         self._record_resumed()
         for logger in (self._episodes, *self._loggers):
-            with naming_logger(logger, "truncate_after"):
-                logger.truncate_after(env_steps)
+            try:
+                with naming_logger(logger, "truncate_after"):
+                    logger.truncate_after(env_steps)
+            except OSError as error:
+                raise disk_error("the log up to the snapshot", self.directory, error) from error
         self._retention.truncate_after(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
