@@ -234,7 +234,7 @@ class SAC(OffPolicyActorCritic):
         self.learn_policy = Compiled(self._learn_policy, self.schedules, steps[1 : 2 + c.learn_temperature])
         follows = has_modes(agent.model) and c.policy_interval > 1 and not c.policy_first
         self.learn_statistics = Compiled(self._learn_statistics, self.schedules, []) if follows else None
-        self.learn = Graphs(self._learn, self.device, steps, self.schedules.graph_inputs)
+        self.learn = Graphs(self._learn, self.device, steps)
         self.start_exploring()
 
     def make_soft_value(self) -> SoftValue:

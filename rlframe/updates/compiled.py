@@ -172,8 +172,7 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
         steps: which it makes; none if it only moves statistics.
     """
     learn = Compiled(learn, schedules, steps, looks)
-    device = schedules.device
-    return learn if looks or device.type != "cuda" else graphed(learn, device, steps, schedules.graph_inputs)
+    return learn if looks else graphed(learn, schedules.device, steps)
 
 
 def looks_of(model: nn.Module) -> str:

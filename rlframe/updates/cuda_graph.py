@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,34 +25,25 @@ _WARM_UPS = 3  # calls before capture: libraries choose kernels, gradients get m
 _log = logging.getLogger("rlframe")
 
 
-def graphed(
-    learn: Learn, device: torch.device, steps: Sequence[OptimizerStep], places: WeakSet[Places] | None = None
-) -> Learn:
+def graphed(learn: Learn, device: torch.device, steps: Sequence[OptimizerStep]) -> Learn:
     """`learn` as a CUDA graph; on a CPU, with several ranks or a step that waits, `learn` itself.
 
     Args:
         learn: makes at most a step of each of `steps` from its argument, on `device`. Its Python code runs only a few
             times, so it must not count, draw or read values; pass changing numbers as floats of the argument, and
             change other tensors that it reads in place.
-        places: of all functions of an algorithm: those that are given the same object in turn copy it once.
     """
     waits = any(step.waits or step.progress.ranks.world_size > 1 for step in steps)
-    return learn if waits or device.type != "cuda" else Graphed(learn, steps, CudaGraph(device), places)
+    return learn if waits or device.type != "cuda" else Graphed(learn, steps, CudaGraph(device))
 
 
 class Graphs:
     """`learn(*case, inputs)` for each case of what is due, which on a GPU is a CUDA graph of its own; see graphed."""
 
-    def __init__(
-        self,
-        learn: Callable[..., Any],
-        device: torch.device,
-        steps: Sequence[OptimizerStep],
-        places: WeakSet[Places] | None = None,
-    ) -> None:
+    def __init__(self, learn: Callable[..., Any], device: torch.device, steps: Sequence[OptimizerStep]) -> None:
         """`steps`: that a case may make."""
         self.learn, self.steps, self.made = learn, list(steps), dict[tuple[bool, ...], Learn]()
-        self.graph: Callable[[Learn], Learn] = lambda learn: graphed(learn, device, self.steps, places)
+        self.graph: Callable[[Learn], Learn] = lambda learn: graphed(learn, device, self.steps)
 
     def __call__(self, *case: bool) -> Learn:
         """`learn` of this case."""
@@ -89,17 +79,14 @@ class Graphed:
     captured keeps running directly.
     """
 
-    def __init__(
-        self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph, places: WeakSet[Places] | None = None
-    ) -> None:
-        """`places`: see graphed."""
+    def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:
         self.captured = False  # calls are replayed
         self.learn, self._steps, self._graph = learn, list(steps), graph
         self._launched: list[OptimizerStep] = []  # of the steps, those in the graph
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
-        self._shared, self._places = WeakSet() if places is None else places, Places(())
+        self._placed: Tree = ()  # inputs in fixed memory
         self._results: Tree = ()
         self._numbers: Tensor | None = None  # [n] float32 of the results, which are read together
 
@@ -120,14 +107,14 @@ class Graphed:
         return self._replay(inputs, given)
 
     def _capture(self, inputs: Tree) -> bool:
-        self._places = self._place_of(inputs)
+        self._placed = _placed(inputs)
         for step in self._steps:
             step.is_captured, step.launched = True, False
         try:
             self._results, self._numbers = self._graph.capture(self._learn_in_place)
             self.captured, self._launched = True, [step for step in self._steps if step.launched]
         except RuntimeError as error:
-            self._failed, self._places = True, Places(())
+            self._failed, self._placed = True, ()
             reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
             _log.warning(f"updates run without a CUDA graph, since they cannot be captured: {reason}")
         finally:
@@ -138,14 +125,14 @@ class Graphed:
     def _learn_in_place(self) -> tuple[Tree, Tensor | None]:
         """What `learn` makes of the inputs in their places, and logs; and all numbers of these, together, if any."""
         with without_side_effects(self.learn, reading := Reading()), reading, noting() as noted:
-            results = self.learn(self._places.tree), noted.values
+            results = self.learn(self._placed), noted.values
         numbers = [leaf for leaf in leaves(results) if _is_number(leaf)]
         return results, torch.stack(numbers) if numbers else None
 
     def _replay(self, inputs: Tree, given: list[Any]) -> Tree:
         for step in self._launched:
             step.before_launch()
-        self._places.put(inputs, given, self)
+        _copy_in(leaves(self._placed), given)
         self._graph.replay()
         for step in self._launched:
             step.after_launch(inputs)
@@ -158,43 +145,6 @@ class Graphed:
         for values in logged:
             add(values)
         return result
-
-    def _place_of(self, inputs: Tree) -> Places:
-        """Those that hold these inputs already, or new ones."""
-        found = next((places for places in self._shared if places.newest is inputs), None)
-        if found is None:
-            self._shared.add(found := Places(_placed(inputs)))
-        return found
-
-
-class Places:
-    """Fixed memory where graphs read their inputs."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree, self.leaves = tree, leaves(tree)
-        self.newest: Tree = None  # the inputs that were copied here last
-        self._readers: set[Graphed] = set()  # that have read them
-
-    def put(self, inputs: Tree, given: list[Any], reader: Graphed) -> None:
-        """Copy inputs, whose leaves are `given`, unless another reader has just been given them.
-
-        Tensors of a dtype and of equal strides are copied by one kernel. The same object, given to the same reader
-        again, may have been written to.
-        """
-        if inputs is self.newest and reader not in self._readers:
-            self._readers.add(reader)
-            return
-        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for place, leaf in zip(self.leaves, given, strict=True):
-            if isinstance(leaf, Tensor):
-                places, tensors = by_dtype.setdefault(leaf.dtype, ([], []))
-                places.append(place)
-                tensors.append(leaf)
-            elif isinstance(leaf, float):
-                place.fill_(leaf)
-        for places, tensors in by_dtype.values():
-            torch._foreach_copy_(places, tensors, non_blocking=True)
-        self.newest, self._readers = inputs, {reader}
 
 
 def _is_number(leaf: Any) -> bool:
@@ -215,6 +165,20 @@ def _placed(inputs: Tree) -> Tree:
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
     return map_tree(place, inputs)
+
+
+def _copy_in(places: Sequence[Any], given: Sequence[Any]) -> None:
+    """Copy inputs to where a graph reads them; tensors of a dtype and of equal strides by one kernel."""
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, leaf in zip(places, given, strict=True):
+        if isinstance(leaf, Tensor):
+            to, tensors = by_dtype.setdefault(leaf.dtype, ([], []))
+            to.append(place)
+            tensors.append(leaf)
+        elif isinstance(leaf, float):
+            place.fill_(leaf)
+    for to, tensors in by_dtype.values():
+        torch._foreach_copy_(to, tensors, non_blocking=True)
 
 
 class CudaGraph(Graph):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
 
 import chz
 import torch
@@ -47,7 +46,6 @@ class Schedules:
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
         self.compiles = True  # no function of these numbers has failed to compile
-        self.graph_inputs: WeakSet[Any] = WeakSet()  # where CUDA graphs of these functions read their inputs
         self._places: dict[str, Tensor] = {}  # of a GPU
         self._recorded: dict[str, Tensor] = {}  # of a CPU, where compiled updates read them
         if self.curves:

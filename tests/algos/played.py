@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlframe.core.struct import Tree
-from rlframe.updates.cuda_graph import Graph, Graphed, Graphs, Places
+from rlframe.updates.cuda_graph import Graph, Graphed, Graphs
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
 
@@ -114,13 +113,12 @@ def play(algo: Any) -> None:
     """Let its updates be graphs, as they are on a GPU, and schedules be read from tensors."""
     launch(algo)
     algo.schedules.place("cpu")
-    places = WeakSet[Places]()
     if isinstance(vars(algo).get("learn"), Graphs):
-        algo.learn.graph = lambda learn: Graphed(learn, algo.learn.steps, PlayedGraph(), places)
+        algo.learn.graph = lambda learn: Graphed(learn, algo.learn.steps, PlayedGraph())
         return
     for name in functions_of(algo):
         learn = getattr(algo, name)
-        setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph(), places))
+        setattr(algo, name, Graphed(learn._learn, learn._steps, PlayedGraph()))
 
 
 def graphs_of(algo: Any) -> list[Any]:
