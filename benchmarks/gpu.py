@@ -42,7 +42,7 @@ from rlframe.algos import Algorithm
 from rlframe.kernels.device import learning_in
 from rlframe.replay import InMemory, OnDevice
 from rlframe.updates.compiled import CompileChoice, compiling
-from rlframe.updates.cuda_graph import Graphed, Graphs
+from rlframe.updates.graphed import Graphed, Graphs
 
 WARM_UP = 20  # updates; graphs are captured after three
 SIDES = ("plain", "graph", "bf16", "device", "compiled")

@@ -50,7 +50,7 @@ ALLOWED["__main__"] = {"core"}  # it runs the commands by their names
 ALLOWED["__init__"] = {"core", "deploy", "evaluation", "experiment", "record", "study", "system"}  # inside functions
 
 OF_LEARNERS = {
-    f"rlframe.system.{name}" for name in ("distributed", "collectives", "shared_ranks")
+    f"rlframe.system.{name}" for name in ("cuda_graph", "distributed", "collectives", "shared_ranks")
 }  # of system, what stands on torch: no environment's process loads it
 STEPPING = {
     f"rlframe.rollout.{name}" for name in ("worker_pool", "stepper", "buffer")

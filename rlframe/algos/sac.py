@@ -46,7 +46,7 @@ from rlframe.models.network import Units, frozen
 from rlframe.models.views import FORBIDDEN
 from rlframe.replay import Replay, Transitions
 from rlframe.updates.compiled import Compiled
-from rlframe.updates.cuda_graph import Graphs
+from rlframe.updates.graphed import Graphs
 from rlframe.updates.optimizer_step import make_optimizer_step
 
 _OF_TEMPERATURE = ("target_entropy", "target_entropy_fraction", "temperature_loss")

@@ -24,10 +24,8 @@ from rlframe.kernels.transfer import Packed
 from rlframe.models import numpy_inference
 from rlframe.models.numpy_inference import BLOCK
 from rlframe.rollout.buffer import NOBODY, AgentOutputs, BatchBuffer, EnvRows, empty_rows
-from rlframe.system.machine import gc_paused
+from rlframe.system.cuda_graph import WARM_UPS, CudaGraph
 from rlframe.system.shared import Shared
-
-_WARM_UPS = 3  # steps before the capture: libraries choose kernels and allocate in them
 
 _log = logging.getLogger("rlframe")
 
@@ -110,24 +108,15 @@ class CudaInference:
         _copy(self.state, step.state)
         return step.action, step.info
 
-    def _captured(self) -> Any:
+    def _captured(self) -> CudaGraph | None:
         """The step as a graph; None if it cannot be one."""
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.device(self.device), torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self._step()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        graph = CudaGraph(self.device)
+        for _ in range(WARM_UPS):
+            graph.warm_up(self._step)
         try:
-            # Set the stream twice: after a failed capture, graph() leaves its own stream current. And a graph that is
-            # collected meanwhile, of an agent that has ended, would end the capture.
-            recording = torch.cuda.graph(graph, stream=stream)
-            with gc_paused(), torch.cuda.device(self.device), torch.cuda.stream(stream), recording:
-                self._step()
+            graph.capture(self._step)
         except RuntimeError as error:
             _log.warning(f"acting without a CUDA graph, because the agent's step cannot be captured: {error}")
-            torch.cuda.synchronize(self.device)
             return None
         return graph
 

@@ -38,7 +38,7 @@ from rlframe.record import current_run
 from rlframe.record.metrics import add
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
-from rlframe.updates.cuda_graph import graphed
+from rlframe.updates.graphed import graphed
 from rlframe.updates.optimizer_step import OptimizerStep, flushing_for
 from rlframe.updates.recorded import CompilerFailed, Learn, NotCompiled, cause, record
 from rlframe.updates.schedules import Schedules

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlframe.core.struct import Tree
-from rlframe.updates.cuda_graph import Graph, Graphed, Graphs
+from rlframe.system.cuda_graph import Graph
+from rlframe.updates.graphed import Graphed, Graphs
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
 

@@ -18,7 +18,7 @@ from rlframe.models import ModelConfig
 from rlframe.ops import returns
 from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
-from rlframe.updates.cuda_graph import graphed
+from rlframe.updates.graphed import graphed
 from tests.algos.critic_cases import CRITICS
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, as_equations, graphs_of, launch, play, steps_of

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlframe.core.struct import leaves
 from rlframe.kernels.device import learning_in
 from rlframe.updates.compiled import CompileChoice, Compiled, compiling
-from rlframe.updates.cuda_graph import Graphed
+from rlframe.updates.graphed import Graphed
 from rlframe.updates.side_effects import Reading, SideEffect, without_side_effects
 from tests.algos.played import PlayedGraph
 from tests.algos.test_cuda_graph import made

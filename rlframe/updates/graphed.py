@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,13 +13,11 @@ from torch import Tensor
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import in_bf16
 from rlframe.record.metrics import add, noting
-from rlframe.system.machine import gc_paused
+from rlframe.system.cuda_graph import WARM_UPS, CudaGraph, Graph
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.side_effects import Reading, without_side_effects
 
 Learn = Callable[[Tree], Any]  # from the data of an update to a tree of tensors; see `graphed`
-
-_WARM_UPS = 3  # calls before capture: libraries choose kernels, gradients get memory
 
 _log = logging.getLogger("rlframe")
 
@@ -52,26 +49,6 @@ class Graphs:
         return self.made[case]
 
 
-class Graph(ABC):
-    """Runs a function, and records it once to replay it."""
-
-    @abstractmethod
-    def warm_up(self, run: Callable[[], Tree]) -> Tree:
-        """Run the function before capture."""
-
-    @abstractmethod
-    def capture(self, run: Callable[[], Tree]) -> Tree:
-        """Record the function without running it, in place of an earlier record; `replay` overwrites the result.
-
-        Raises:
-            RuntimeError: the function cannot be captured; nothing has changed.
-        """
-
-    @abstractmethod
-    def replay(self) -> None:
-        """Run the recorded function."""
-
-
 class Graphed:
     """A function of a tree of tensors that is run directly a few times, then captured, then replayed.
 
@@ -98,7 +75,7 @@ class Graphed:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
         if self._failed:
             return self.learn(inputs)
-        if self._n_warm_ups < _WARM_UPS:
+        if self._n_warm_ups < WARM_UPS:
             self._n_warm_ups += 1
             placed = _placed(inputs)  # of the form that is captured, so that a compiler meets it before
             return self._graph.warm_up(lambda: self.learn(placed))
@@ -179,47 +156,3 @@ def _copy_in(places: Sequence[Any], given: Sequence[Any]) -> None:
             place.fill_(leaf)
     for to, tensors in by_dtype.values():
         torch._foreach_copy_(to, tensors, non_blocking=True)
-
-
-class CudaGraph(Graph):
-    """torch's CUDA graph. Warm-up and capture use a stream of their own; replays use the current one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._graphs: list[torch.cuda.CUDAGraph] = []  # the newest, kept if it failed: the allocator may still use it
-
-    def warm_up(self, run: Callable[[], Tree]) -> Tree:
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            results = run()
-        current.wait_stream(self._stream)
-        return results
-
-    def capture(self, run: Callable[[], Tree]) -> Tree:
-        graph = torch.cuda.CUDAGraph()
-        self._graphs = [graph]
-        with torch.cuda.device(self._device):
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]  # dropout draws from it
-        state = generator.get_state()
-        try:
-            # Also set the stream here: after a failed capture, graph() does not restore the current stream.
-            # A graph that is collected meanwhile, of an algorithm that has ended, would end the capture.
-            recording = torch.cuda.graph(graph, stream=self._stream)
-            with gc_paused(), torch.cuda.device(self._device), torch.cuda.stream(self._stream), recording:
-                return run()
-        except RuntimeError:
-            torch.cuda.synchronize(self._device)
-            _renew(generator, state)
-            raise
-
-    def replay(self) -> None:
-        self._graphs[0].replay()
-
-
-def _renew(generator: torch.Generator, state: Tensor) -> None:
-    """Give the generator new state memory, since a failed capture leaves it marked as captured."""
-    fresh = torch.Generator(generator.device)
-    fresh.set_state(state)
-    generator.graphsafe_set_state(fresh)
