@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.agents.base import Agent, AgentState, NumpyStep, Target
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep, Target
 from rlframe.core.arguments import checked
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
@@ -190,9 +190,10 @@ def bounded_box(action_space: Space) -> spaces.Box:
     return action_space
 
 
-class ActorAgent(Agent):
+class ActorAgent(ModelAgent):
     """Acts by `policy` with parameters from `model`, changed by `exploration`; at first at random."""
 
+    model: Actor
     exploration: ActionNoise
     random: Tensor  # 1: random actions, 0: actions of the policy
 
@@ -273,13 +274,6 @@ class ActorAgent(Agent):
             return self.policy.target(self.model(map_tree(lambda x: x[:, 0], inputs.observation)))
 
         return params, self.policy.distribution
-
-    @property
-    def recurrent(self) -> bool:
-        return False
-
-    def observe(self, observation: Tree) -> None:
-        self.model.observe(observation)
 
 
 @checked

@@ -39,7 +39,6 @@ from rlframe.ops.policy_gradient import (
     explained_variance,
     kl_from_ratio,
     masked_mean,
-    masked_normalize,
 )
 from rlframe.ops.returns import v_trace
 
@@ -109,12 +108,6 @@ class APPO(OnPolicyEpochs):
                 self.progress.updates += 1
         self.agent.observe(observed(samples))
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.optimizer.rate}
-
-    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
-        """The advantages [minibatches, rows] to learn from."""
-        if not self.config.normalize_advantage:
-            return advantage
-        return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
 
     @torch.no_grad()
     def _received(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:

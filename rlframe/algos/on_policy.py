@@ -162,6 +162,12 @@ class OnPolicyEpochs(OnPolicy):
     def rows_of_step(self, batch_size: int) -> int:
         return int(batch_size // self.config.minibatches)
 
+    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
+        """The advantages [minibatches, rows] to learn from."""
+        if not self.config.normalize_advantage:
+            return advantage
+        return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
+
 
 @dataclass(frozen=True, eq=False)
 class Batch(Struct):

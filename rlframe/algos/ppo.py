@@ -39,7 +39,6 @@ from rlframe.ops.policy_gradient import (
     explained_variance,
     kl_from_ratio,
     masked_mean,
-    masked_normalize,
 )
 from rlframe.ops.returns import generalized_advantage
 
@@ -97,20 +96,6 @@ class Config(OnPolicyConfig):
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PPO:
         return PPO(agent, batch_spec, n_steps, self, seed)
-
-
-def ppo_loss(
-    log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Batch, config: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eq. 9, to be descended: -E[L^CLIP] + c_1 E[L^VF] - c_2 E[S]; and surrogate, value error and log r of each row.
-
-    `config` has the numbers now: see Schedules.
-    """
-    log_ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
-    surrogate = clipped_surrogate(log_ratio.exp(), batch.advantage, config.clip)  # eq. 7
-    error = clipped_value_error(value, batch.value, batch.return_, config.value_clip)
-    row = config.value_coef * error - surrogate - config.entropy_coef * entropy
-    return (batch.weight * row).sum(), surrogate.detach(), error.detach(), log_ratio.detach()
 
 
 class KlPenalty:
@@ -187,12 +172,6 @@ class PPO(OnPolicyEpochs):
             self.progress.updates += 1
         return True
 
-    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
-        """The advantages [minibatches, rows] to learn from."""
-        if not self.config.normalize_advantage:
-            return advantage
-        return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
-
     def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[RowTerms, Tensor, Tensor | None]:
         """One gradient step on a minibatch, unless the KL passes its target, which is the last result."""
         batch, state = inputs
@@ -202,13 +181,16 @@ class PPO(OnPolicyEpochs):
         return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
 
     def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, RowTerms]:
-        """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
+        """Eq. 9, to be descended: -E[L^CLIP] + c_1 E[L^VF] - c_2 E[S]; and the statistics of its rows."""
+        c, weight = self.now, batch.weight
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
-        loss, surrogate, error, log_ratio = ppo_loss(log_prob, entropy, value, batch, self.now)
+        log_ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
+        surrogate = clipped_surrogate(log_ratio.exp(), batch.advantage, c.clip)  # eq. 7
+        error = clipped_value_error(value, batch.value, batch.return_, c.value_clip)
+        loss = (weight * (c.value_coef * error - surrogate - c.entropy_coef * entropy)).sum()
         if self.config.kl_coef != 0:  # eq. 8, with the KL by samples
-            kl = kl_from_ratio(torch.where(batch.valid, log_prob - batch.log_prob, 0.0))
-            loss = loss + self.now.kl_coef * self.penalty.factor * (batch.weight * kl).sum()
-        return loss, RowTerms(surrogate, error, entropy.detach(), log_ratio, batch.weight)
+            loss = loss + c.kl_coef * self.penalty.factor * (weight * kl_from_ratio(log_ratio)).sum()
+        return loss, RowTerms(surrogate.detach(), error.detach(), entropy.detach(), log_ratio.detach(), weight)
 
     @torch.no_grad()
     def _adapt_penalty(self, samples: Samples) -> dict[str, Tensor]:

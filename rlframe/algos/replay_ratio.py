@@ -96,7 +96,7 @@ class ReplayRatio:
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
         """Continue from saved counts."""
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
-        self._rows = state.get("rows", [0])[0]  # older snapshots have none
+        self._rows = state["rows"][0]
 
 
 class TargetMoves:

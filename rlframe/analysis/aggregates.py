@@ -35,9 +35,9 @@ def iqm(scores: Scores) -> np.ndarray:
 CENTERS = {"mean": mean, "iqm": iqm}  # of the seeds of one experiment
 
 
-def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
-    """How much the scores, those above the target cut to it, are below the target in the mean."""
-    return target - mean([np.minimum(task, target) for task in scores])
+def optimality_gap(scores: Scores) -> np.ndarray:
+    """How much the scores, those above 1 cut to it, are below 1 in the mean."""
+    return 1 - mean([np.minimum(task, 1) for task in scores])
 
 
 def profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:

@@ -175,15 +175,7 @@ def _count_or_auto(text: str) -> int:
 
 def count_or_auto(doc: str, default: int = AUTO) -> Any:
     """A field for a whole number or `auto`, which is resolved once the hardware is known."""
-    in_range = within(0, _LARGEST, kind=Integral)
-
-    def check(config: Any, name: str) -> None:
-        if getattr(config, name) != AUTO:
-            in_range(config, name)
-
-    return chz.field(
-        meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check
-    )
+    return _or_auto(default, doc, _count_or_auto, within(0, _LARGEST, kind=Integral))
 
 
 def _number_or_auto(text: str) -> float:
@@ -200,15 +192,15 @@ def _number_or_auto(text: str) -> float:
 
 def fraction_or_auto(default: float, doc: str) -> Any:
     """A field for a number from 0 to 1 or `auto`, which is resolved with the experiment."""
-    in_range = within(0, 1)
+    return _or_auto(default, doc, _number_or_auto, within(0, 1))
 
+
+def _or_auto(default: float, doc: str, cast: Callable[[str], float], in_range: Callable[[Any, str], None]) -> Any:
     def check(config: Any, name: str) -> None:
         if getattr(config, name) != AUTO:
             in_range(config, name)
 
-    return chz.field(
-        meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_number_or_auto, validator=check
-    )
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=cast, validator=check)
 
 
 def accepts_auto(field: Any) -> bool:

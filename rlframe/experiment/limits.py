@@ -20,7 +20,7 @@ from rlframe.core.memory import available_memory
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.struct import leaves
 from rlframe.experiment.config import Experiment
-from rlframe.models.encoders import has_images
+from rlframe.models.encoders import NATURE, has_images
 from rlframe.optimizers import Optimizer
 from rlframe.rollout.inference import empty_batch
 from rlframe.system.machine import n_cpus
@@ -30,7 +30,6 @@ _ENV_BYTES, _ROW_BYTES = 1_000, 16  # the least that an environment and a row of
 _MOST_PER_CPU = 100  # processes
 _THREADS_PER_CPU, _MOST_THREADS = 16, 1024
 _SMALL = 1 << 26  # weights of a network that needs no check: it fits into any machine
-_CHANNELS, _KERNELS, _STRIDES = (32, 64, 64), (8, 4, 3), (4, 2, 1)  # of convolutions by default
 _NUMBER = 4  # bytes of a float32
 _SIDE = 64  # of a matrix of hidden layers
 
@@ -153,9 +152,9 @@ def _is_small(experiment: Experiment, observation_space: Space, action_space: Sp
     model, algo = experiment.model, experiment.algo
     n_inputs, convolutions = _numbers(observation_space), 0
     if has_images(observation_space):
-        channels, strides = model.channels or _CHANNELS, model.strides or _STRIDES
+        channels, strides = model.channels or NATURE["channels"], model.strides or NATURE["strides"]
         n_inputs = n_inputs * channels[-1] // math.prod(strides) ** 2  # what the convolutions make of them
-        convolutions = (max(model.kernels or _KERNELS) * sum(channels)) ** 2
+        convolutions = (max(model.kernels or NATURE["kernels"]) * sum(channels)) ** 2
     n_atoms = 1 if getattr(algo, "value", "") == "expected" else max(1, _count_of(algo, "n_atoms"))
     width = _numbers(action_space) * n_atoms + sum(_widths(experiment).values())
     n_layers = 4 + (12 * model.memory_layers if model.memory == "transformer" else 0)

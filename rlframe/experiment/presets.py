@@ -165,8 +165,8 @@ def competing_work(keys: Mapping[str, Any]) -> str:
     """What competes with torch's threads for the cores, for `system.machine.limit_threads`, from a run's settings.
 
     Known before torch is loaded, so from keys and preset alone. "processes" or "threads" step the environments. With
-    one environment, this process steps it or waits for it, and "nothing" competes. With images, an "update" from replay
-    takes longer than the steps between two.
+    one environment, this process steps it or waits for it, and "nothing" competes. With images and replay, threads spin
+    as beside processes: an update takes longer than the steps between two.
     """
     config = _settings(keys)
     images = "ALE/" in str(config.get("env"))
@@ -174,7 +174,7 @@ def competing_work(keys: Mapping[str, Any]) -> str:
     n_envs = config.get("sampler.batch_B", 1 if algo in _ONE_ENV else 0)
     alone = str(n_envs) == "1" and not str(config.get("runner")).startswith("async")
     if images and (alone or algo in _FROM_REPLAY):
-        return "update"
+        return "processes"
     if alone:
         return "nothing"
     in_threads = "envpool" in str(config.get("env_backend")) or (images and str(config.get("sampler")) == "serial")

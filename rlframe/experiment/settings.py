@@ -86,7 +86,7 @@ def long_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
     """A layer with the full names of keys that have a shorter one, such as explore=.
 
     Raises:
-        ConfigError: a key is given twice, or was named otherwise before.
+        ConfigError: a key is given twice.
     """
     found: dict[str, Any] = {}
     for key, value in layer.items():
@@ -99,17 +99,11 @@ def long_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
             "algo.explore=random: random first steps of ddpg, td3 and sac are algo.random_steps, those of dqn and r2d1 "
             "a schedule such as explore.epsilon=linear(1,0.1,0.02)"
         )
-    if "algo.replay.memory" in found:
-        place = str(found["algo.replay.memory"])
-        new = "memory" if place == "cpu" else place
-        raise ConfigError(f"algo.replay.memory={place:.40} is written algo.replay={new}")
     if isinstance(given := found.get("agents.map"), str):
         if given.startswith("{"):
             found["agents.map"] = _map_of_agents(given)
         else:
             found["agents.map_function"] = found.pop("agents.map")
-    if "writers" in found:
-        raise ConfigError(f"writers={found['writers']} is written loggers={found['writers']}")
     return found
 
 

@@ -122,7 +122,7 @@ class Boltzmann(QExploration):
 
 
 @chz.chz
-class NoisyConfig(ExploreConfig):
+class NoisyConfig(EpsilonConfig):
     """Noisy networks (Fortunato et al. 2018): the head's weights carry learned noise; random actions if asked for.
 
     For the DQN family; both networks draw new noise at every update.
@@ -130,12 +130,6 @@ class NoisyConfig(ExploreConfig):
 
     epsilon: Scheduled = scheduled(0.0, "rate of random actions besides", high=1)
     epsilon_last: Scheduled = last("rate", high=1)
-
-    def make_q(self, n_actions: int, masked: bool) -> Epsilon:
-        return Epsilon(n_actions, masked, self.graded)
-
-    def levels(self) -> tuple[Scheduled, Scheduled]:
-        return self.epsilon, self.epsilon_last
 
     @property
     def noisy_layers(self) -> bool:

@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models import numpy_inference
-from rlframe.models.base import OF_ACTORS, CriticConfig, ModelConfig
+from rlframe.models.base import OF_ACTORS, CriticConfig, Model, ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.network import Body, Network, batch_statistics
 from rlframe.models.normalize import ObservationNorm
@@ -22,10 +22,8 @@ from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
 
-class Actor(nn.Module):
+class Actor(Model):
     """Maps observations [n, *obs] to the policy's parameters [n, param_size]."""
-
-    uses_previous = False
 
     def __init__(
         self,

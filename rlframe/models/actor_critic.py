@@ -121,20 +121,8 @@ class ActorCritic(PolicyModel):
         return (state, self.critic.initial_state(n)) if self.critic and state else state
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
-        observation = self.normalized(inputs.observation)
-        features, value, state = self._features(observation, inputs, state)
-        return self.outputs.logits(self.policy_head(features), inputs.observation), value, state
-
-    def _features(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
-        """Features of the policy, the value, and the next state."""
-        if self.critic is None:
-            features, state = self.actor(observation, inputs, state)
-            return features, self.value_head(features).squeeze(-1), state
-        actor_state, critic_state = state or ((), ())
-        features, actor_state = self.actor(observation, inputs, actor_state)
-        value_features, critic_state = self.critic(observation, inputs, critic_state)
-        state = (actor_state, critic_state) if state else ()
-        return features, self.value_head(value_features).squeeze(-1), state
+        params, _, value, state = self.with_features(inputs, state)
+        return self.outputs.logits(params, inputs.observation), value, state
 
     @property
     def head(self) -> nn.Module:
@@ -144,18 +132,24 @@ class ActorCritic(PolicyModel):
     def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
         """Parameters, the features [..., F] that the head maps to them, value and the next state."""
         observation = self.normalized(inputs.observation)
-        features, value, state = self._features(observation, inputs, state)
-        return self.policy_head(features), features, value, state
+        if self.critic is None:
+            features, state = self.actor(observation, inputs, state)
+            value_features = features
+        else:
+            actor_state, critic_state = state or ((), ())
+            features, actor_state = self.actor(observation, inputs, actor_state)
+            value_features, critic_state = self.critic(observation, inputs, critic_state)
+            state = (actor_state, critic_state) if state else ()
+        return self.policy_head(features), features, self.value_head(value_features).squeeze(-1), state
 
     def numpy_forward(self, n: int) -> NumpyForward | None:
-        evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
+        evaluate = self.numpy_with_features(n)
         if evaluate is None:
             return None
         logits = self.outputs.numpy_logits() if self.outputs.changes_logits else None
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
-            features, value, state = evaluate(inputs, state)
-            params = policy_head(features).reshape(n, -1)
+            params, _, value, state = evaluate(inputs, state)
             return logits(params, inputs.observation) if logits else params, value, state
 
         return forward
@@ -164,25 +158,13 @@ class ActorCritic(PolicyModel):
         self, n: int
     ) -> Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, np.ndarray, Tree]] | None:
         """`with_features` in NumPy, as `numpy_forward`."""
-        evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
-        if evaluate is None:
-            return None
-
-        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tree]:
-            features, value, state = evaluate(inputs, state)
-            return policy_head(features).reshape(n, -1), features.reshape(n, -1), value, state
-
-        return forward
-
-    def _numpy_features(self, n: int) -> NumpyForward | None:
-        """`_features` in NumPy, those of the policy in blocks."""
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
         if actor is None:
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
-        value_head = numpy_inference.head(self.value_head)
+        policy_head, value_head = map(numpy_inference.head, (self.policy_head, self.value_head))
 
-        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
+        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tree]:
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
             if norm:
                 observation = norm(observation)
@@ -194,7 +176,8 @@ class ActorCritic(PolicyModel):
                 features, actor_state = actor(observation, inputs, actor_state)
                 value_features, critic_state = critic(observation, inputs, critic_state)
                 state = (actor_state, critic_state) if state else ()
-            return features, value_head(value_features).reshape(n), numpy_inference.in_rows(state, n)
+            params, value = policy_head(features).reshape(n, -1), value_head(value_features).reshape(n)
+            return params, features.reshape(n, -1), value, numpy_inference.in_rows(state, n)
 
         return forward
 

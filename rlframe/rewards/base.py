@@ -98,9 +98,9 @@ def rows_of(tree: Tree) -> Tree:
     return map_tree(lambda x: x.flatten(0, 1), tree)
 
 
-def encoder_of(space: Space, hidden: tuple[int, ...], image_hidden: tuple[int, ...] = ()) -> Encoder:
-    """An encoder with relu; for images of convolutions and `image_hidden`, else of `hidden`."""
-    return Encoder(space, ModelConfig(hidden=hidden, image_hidden=image_hidden, activation="relu"))
+def encoder_of(space: Space, hidden: tuple[int, ...]) -> Encoder:
+    """An encoder with relu: of convolutions for images, else of `hidden`."""
+    return Encoder(space, ModelConfig(hidden=hidden, image_hidden=(), activation="relu"))
 
 
 def normalizer(space: Space, normalizes: bool, clip: float) -> tuple[ObservationNorm, Space]:

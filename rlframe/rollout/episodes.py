@@ -141,7 +141,7 @@ class EpisodeTracker:
     def load(self, saved: Mapping[str, Any], restarted: np.ndarray) -> None:
         """Continue saved episodes, except in the environments that `restarted` [B]."""
         for name, array in self._arrays():
-            array[...] = np.where(restarted, 0, saved.get(name, 0))  # older snapshots have no age
+            array[...] = np.where(restarted, 0, saved[name])
         self._factor[restarted] = 1.0
         for of_env, states, anew in zip(self.statistics, saved["statistics"], restarted, strict=True):
             for each, state in zip(of_env, [] if anew else states, strict=False):

@@ -42,11 +42,12 @@ from rlframe.runners.report import (
     torch_rng_states,
     write_result,
 )
-from rlframe.runners.threads import apply_affinity, keep_threads
+from rlframe.runners.threads import apply_affinity
 from rlframe.samplers import Source
 from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
+from rlframe.updates.progress import do_nothing
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
 _LEAST_S = 1e-9  # of a time limit; 0 means none
@@ -104,7 +105,7 @@ class Runner(ABC):
         self.stop = StopRequest()
         self.prepare()
         apply_affinity(affinity)
-        self.adapt_threads: Callable[[], None] = keep_threads
+        self.adapt_threads: Callable[[], None] = do_nothing
 
     def prepare(self) -> None:  # noqa: B027
         """Optional: check that sampler and learners fit this runner, and make what it needs besides."""

@@ -26,10 +26,6 @@ _GAP_S = 1e-4  # between operations; idle threads sleep, as between those of an 
 _log = logging.getLogger("rlframe")
 
 
-def keep_threads() -> None:
-    """Leave torch's number of threads as it is."""
-
-
 def apply_affinity(affinity: Affinity | Mapping[str, Any]) -> None:
     """Pin this process and set its number of torch threads, as in rlpyt's runners.
 

@@ -146,12 +146,13 @@ def retain_freed_memory() -> bool:
         return False
     retained = bool(mallopt(_M_MMAP_THRESHOLD, _BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _BYTES))
     if retained:
-        _request_huge_pages(libc, _BYTES // 2)
+        _request_huge_pages(libc)
     return retained
 
 
-def _request_huge_pages(libc: ctypes.CDLL, n_bytes: int) -> None:
-    """Request huge pages for the next n_bytes of the heap. This reserves address space only."""
+def _request_huge_pages(libc: ctypes.CDLL) -> None:
+    """Request huge pages for the next half of _BYTES of the heap. This reserves address space only."""
+    n_bytes = _BYTES // 2
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -182,7 +183,7 @@ def gc_paused() -> Iterator[None]:
 
 
 # Loop iterations for which idle OpenMP threads spin; None: the default, 300,000 with GNU OpenMP.
-_SPINS = {"nothing": None, "update": 10_000, "processes": 10_000, "threads": 1_000}
+_SPINS = {"nothing": None, "processes": 10_000, "threads": 1_000}
 
 
 def thread_variables(concurrent: str) -> Mapping[str, str]:
@@ -192,7 +193,6 @@ def thread_variables(concurrent: str) -> Mapping[str, str]:
     what needs the cores in between, `concurrent`. Measured with two threads on two cores of an AMD EPYC:
 
     - `nothing` (one environment in this process): TD3 on HalfCheetah is 1.09 times as fast.
-    - `update` (a thread computes part of it, see algos.dqn): DQN on Pong takes 172 steps/s; 137 with the default.
     - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s; 660 with the default.
     - `threads` that step environments (Atari, EnvPool): PPO on Pong takes 910 steps/s; 770 with `processes`.
     """

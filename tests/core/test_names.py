@@ -7,8 +7,7 @@ import pytest
 
 from rlframe.core.config import entries_of
 from rlframe.core.errors import ConfigError
-from rlframe.core.names import find_attribute, find_class
-from rlframe.core.objects import made_by
+from rlframe.core.names import find_attribute, find_class, made_by
 
 number = 3
 
@@ -28,10 +27,8 @@ class Limit:
 )
 def test_arguments_after_a_name_are_those_of_the_call(arguments: str, given: Any) -> None:
     name = f"{__name__}:Limit({arguments})"
-    found = find_attribute(name, "callbacks")
-
-    assert isinstance(found, partial)
-    assert made_by(name, found, found.func).given == given
+    assert isinstance(find_attribute(name, "callbacks"), partial)
+    assert made_by(name, "callbacks", Limit, "Limit").given == given
 
 
 @pytest.mark.parametrize(

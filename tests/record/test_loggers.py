@@ -276,11 +276,6 @@ def test_without_loggers_there_is_no_event_file_but_csv_and_jsonl(tmp_path: Path
     assert files_of(tmp_path / "run_0") == of_run
 
 
-def test_the_key_of_before_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main([*SHORT, "writers=[wandb]"]) == 2
-    assert "writers=[wandb] is written loggers=[wandb]" in capsys.readouterr().err
-
-
 def test_an_empty_list_on_the_command_line_switches_tensorboard_off(tmp_path: Path) -> None:
     assert launch.main([*SHORT, "loggers=[]", f"log_dir={tmp_path}"]) == 0
     assert "events.out" not in files_of(tmp_path / "run_0")

@@ -66,8 +66,6 @@ WRONG = {
     "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "replay=memory, device, disk or ray",
     "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of memory",
     "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
-    "algo.replay.memory=disk": "algo.replay.memory=disk is written algo.replay=disk",
-    "algo.replay.memory=cpu": "algo.replay.memory=cpu is written algo.replay=memory",
     "algo=ppo replay=disk": "unknown key algo.replay; algo=ppo has no such part",
     "algo=r2d1 model.memory=gru replay=FILE:Lax": "algo.prioritized=true reads back the rows just stored",
 }

@@ -142,7 +142,7 @@ def test_only_several_threads_that_were_not_asked_for_by_number_adapt(threads: s
         with build(experiment, affinity) as built:
             looks = built.runner.adapt_threads
             assert isinstance(looks, AdaptiveThreads) is adapts
-            assert (built.runner.algo.progress.between_steps is looks) is adapts
+            assert built.runner.algo.progress.between_steps is looks
     finally:
         torch.set_num_threads(before)
 
