@@ -52,7 +52,7 @@ class Alternating(AECEnv):  # type: ignore[misc, valid-type]
         self.agent_selection = self.agents[self._n % len(self.agents)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_action_is_held_for_as_many_turns_of_its_agent_however_many_others_play(tmp_path: Path, n: int) -> None:
     PLAYED.clear()
     settings = {
