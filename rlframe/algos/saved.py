@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from rlframe.core.config import nearest
+from rlframe.updates.optimizer_step import OptimizerStep
 
 _PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | None
 
@@ -105,8 +106,35 @@ def _load_generator(part: torch.Generator, state: Tensor) -> None:
         part.manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def _unsaved_parts(owner: Any, saved: Sequence[str]) -> list[str]:
+    """Attributes beside the agent and what is saved that are generators, optimizers, or networks with what they learn.
+
+    A part under two names is saved if one of them is.
+    """
+    kept = [getattr(owner, name, None) for name in ("agent", *saved)]
+    others = {name: x for name, x in vars(owner).items() if not any(x is each for each in kept)}
+    optimizers = [x for x in vars(owner).values() if isinstance(x, OptimizerStep | torch.optim.Optimizer)]
+    learned = {id(p) for each in optimizers for p in _parameters(each)}
+    learned -= {id(p) for each in kept if isinstance(each, nn.Module) for p in each.parameters()}
+    return [
+        name
+        for name, x in others.items()
+        if isinstance(x, OptimizerStep | torch.optim.Optimizer | np.random.Generator | torch.Generator)
+        or (isinstance(x, nn.Module) and any(id(p) in learned for p in x.parameters()))
+    ]
+
+
+def _parameters(optimizer: OptimizerStep | torch.optim.Optimizer) -> list[Tensor]:
+    if isinstance(optimizer, OptimizerStep):
+        return list(optimizer.parameters)
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 class UnsavedState:
-    """Notices numbers, and tensors changed in place, that training changes although `saved` does not name them."""
+    """Notices what training changes although `saved` does not name it.
+
+    That is what optimizers learn, these, generators, numbers, and tensors changed in place.
+    """
 
     def __init__(self) -> None:
         self._before: dict[
@@ -125,6 +153,7 @@ class UnsavedState:
                 now[name] = (0, x)
         both = sorted(now.keys() & self._before.keys())
         changed = [name for name in both if now[name][0] == self._before[name][0] and now[name] != self._before[name]]
+        changed += _unsaved_parts(owner, saved)
         self._before = now
         if changed and not self._told:
             self._told = True

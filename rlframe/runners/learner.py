@@ -89,7 +89,8 @@ class NothingLearned(ReadableError):
     def __init__(self, env_steps: int) -> None:
         super().__init__(
             f"nothing was learned in {env_steps:,} env_steps: no update was due, or replay never had rows to learn "
-            f"from; look at algo.learning_starts, and at the lengths of batches and sequences"
+            f"from; look at algo.learning_starts, and at the lengths of batches and sequences (your own algorithm "
+            f"counts its updates: self.progress.updates += 1)"
         )
 
 

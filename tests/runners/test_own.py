@@ -110,6 +110,22 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     assert "training changes Mine.averaged, Mine.counted, not in `saved`" in told
 
 
+def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snapshot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Learning(Frozen):
+        saved = (*Frozen.saved, "kept", "kept_optimizer")
+
+    algo = Learning(None)
+    kept, head, frozen = (torch.nn.Linear(2, 1) for _ in range(3))
+    vars(algo).update(kept=kept, same=kept, head=head, frozen=frozen, rng=np.random.default_rng(0))
+    vars(algo).update(kept_optimizer=torch.optim.SGD(kept.parameters(), 0.1))
+    vars(algo).update(head_optimizer=torch.optim.SGD([*head.parameters(), *kept.parameters()], 0.1))
+    algo.state_dict()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "training changes Learning.head, Learning.rng, Learning.head_optimizer, not in `saved`" in told
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
