@@ -52,7 +52,7 @@ class OptimizerStep:
     whose loss or gradient is NaN or Inf is skipped on every rank and goes to `progress`, for the runner to act on.
 
     On a CPU the step waits for loss and norm. On a GPU it is launched without waiting, and may be part of a CUDA graph
-    (see cuda_graph): the optimizer's kernel changes nothing where the step is not finite, and the host learns of it one
+    (see graphed): the optimizer's kernel changes nothing where the step is not finite, and the host learns of it one
     step later, when the numbers have long arrived.
     """
 
@@ -103,7 +103,7 @@ class OptimizerStep:
                 is then the mean over the rows of all ranks.
             unless: [] bool, equal on all ranks; where it holds no step is made, and the norm is 0.
         Raises:
-            ConfigError: the loss is no single number, or depends on no parameter.
+            ConfigError: the loss is no single number, or depends on no parameter, or on none of these.
         """
         if loss.dim() or not loss.requires_grad:
             raise ConfigError(_what_is_wrong(loss))
@@ -111,6 +111,8 @@ class OptimizerStep:
             return torch.zeros_like(loss)
         # As loss.backward(), without the 30 us that its checks take in the update of a small network.
         _run_backward((loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        if self.parameters[0].grad is None and not gradients_of(self.parameters):
+            raise ConfigError("a loss reaches no parameter of its optimizer, which has those of other networks")
         return self._apply(loss.detach(), batch, valid, unless)
 
     @torch.no_grad()

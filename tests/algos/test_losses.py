@@ -214,6 +214,7 @@ def test_ppos_gradient_is_autograds_of_its_loss(env: str, memory: str, value_cli
     [
         (lambda x: x.expand(3), r"shape \[3\] and must be one number \[\]"),
         (lambda x: x.detach(), "depends on no parameter"),
+        (lambda x: 0 * x.detach() + torch.nn.Linear(1, 1).weight.sum(), "reaches no parameter of its optimizer"),
     ],
 )
 def test_a_loss_that_is_none_is_refused_by_what_is_wrong(loss: Any, message: str) -> None:
