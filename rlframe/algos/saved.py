@@ -107,9 +107,9 @@ def _load_generator(part: torch.Generator, state: Tensor) -> None:
 
 
 def _unsaved_parts(owner: Any, saved: Sequence[str]) -> list[str]:
-    """Attributes beside the agent and what is saved that are generators, optimizers, or networks with what they learn.
+    """Generators, optimizers and the networks that these learn, among attributes that are neither saved nor the agent.
 
-    A part under two names is saved if one of them is.
+    An object of two names is saved if one of them is.
     """
     kept = [getattr(owner, name, None) for name in ("agent", *saved)]
     others = {name: x for name, x in vars(owner).items() if not any(x is each for each in kept)}
@@ -131,19 +131,19 @@ def _parameters(optimizer: OptimizerStep | torch.optim.Optimizer) -> list[Tensor
 
 
 class UnsavedState:
-    """Notices what training changes although `saved` does not name it.
+    """Notices state that `saved` does not name.
 
-    That is what optimizers learn, these, generators, numbers, and tensors changed in place.
+    Generators, optimizers and learned networks are state whatever happens; numbers are if they change, and tensors if
+    they change in place.
     """
 
     def __init__(self) -> None:
-        self._before: dict[
-            str, tuple[int, float]
-        ] = {}  # for a tensor its id and count of changes, else 0 and the number
-        self._told = False
+        # By name: of a tensor its id and count of changes, of a number 0 and the number.
+        self._before: dict[str, tuple[int, float]] = {}
+        self._told: set[str] = set()
 
     def look(self, owner: Any, saved: Sequence[str]) -> None:
-        """Warn, once, of those that differ from what they were at the last look."""
+        """Warn of what is found, once of each name."""
         now: dict[str, tuple[int, float]] = {}
         for name in vars(owner).keys() - set(saved):
             x = vars(owner)[name]
@@ -153,9 +153,8 @@ class UnsavedState:
                 now[name] = (0, x)
         both = sorted(now.keys() & self._before.keys())
         changed = [name for name in both if now[name][0] == self._before[name][0] and now[name] != self._before[name]]
-        changed += _unsaved_parts(owner, saved)
         self._before = now
-        if changed and not self._told:
-            self._told = True
-            names = ", ".join(f"{type(owner).__name__}.{name}" for name in changed)
-            _logger.warning(f"training changes {names}, not in `saved`: a resumed run begins with the first value")
+        if found := [name for name in (*changed, *_unsaved_parts(owner, saved)) if name not in self._told]:
+            self._told.update(found)
+            names = ", ".join(f"{type(owner).__name__}.{name}" for name in found)
+            _logger.warning(f"`saved` does not name {names}: a resumed run begins with the first value")

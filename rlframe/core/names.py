@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.imports import imported
 from rlframe.core.objects import ObjectName
 from rlframe.core.yaml import parse_value
+
+_T = TypeVar("_T")
 
 _CALL = re.compile(r"(.*?:[\w.]+)\((.+)\)", re.DOTALL)
 
@@ -56,7 +59,7 @@ def find_attribute(name: str, key: str) -> Any:
     return _with_arguments(found[attribute], arguments, at) if arguments else found[attribute]
 
 
-def find_maker(name: str, key: str, kind: type, shown: str) -> Any:
+def find_maker(name: str, key: str, kind: type[_T], shown: str) -> Callable[..., _T]:
     """What makes a `kind`: a subclass, or a function that was given as an object or with arguments.
 
     It is not called, so that what a mistyped name means does nothing.
@@ -67,17 +70,18 @@ def find_maker(name: str, key: str, kind: type, shown: str) -> Any:
         ConfigError: as `find_attribute`, or it is something else.
     """
     found = find_attribute(name, key)
-    made_of = found.func if isinstance(found, partial) else found
-    if isinstance(made_of, type):
-        makes = issubclass(made_of, kind)
+    has_arguments = isinstance(found, partial)
+    called = found.func if has_arguments else found
+    if isinstance(called, type):
+        makes = issubclass(called, kind)
     else:
-        makes = callable(found) and (made_of is not found or isinstance(name, ObjectName))
-    if not makes or isinstance(found, kind):
+        makes = callable(called) and (has_arguments or isinstance(name, ObjectName)) and not isinstance(called, kind)
+    if not makes:
         raise ConfigError(f"{key}={name} is not a subclass of {shown}, or a function object that makes one")
     return found
 
 
-def made_by(name: str, key: str, kind: type, shown: str, *arguments: Any) -> Any:
+def made_by(name: str, key: str, kind: type[_T], shown: str, *arguments: Any) -> _T:
     """What `find_maker` makes of these arguments.
 
     Raises:

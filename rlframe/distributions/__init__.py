@@ -76,8 +76,7 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
         raise ConfigError(
             f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
         )
-    own: Distribution = made_by(name, "model.distribution", Distribution, "rlframe.distributions.Distribution", shape)
-    return own
+    return made_by(name, "model.distribution", Distribution, "rlframe.distributions.Distribution", shape)
 
 
 def executed(action_space: Space, action: Tree) -> Tree:

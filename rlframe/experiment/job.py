@@ -203,7 +203,7 @@ def _check_references(c: Experiment) -> None:
     """Raise ConfigError unless the loggers, callbacks, functions, place and dataset that it names can be used."""
     check_loggers(c.loggers)
     check_callbacks(c.callbacks)
-    c.sampler.check_statistics()
+    c.sampler.find_statistics()
     if c.agents.map_function:
         find_attribute(c.agents.map_function, "agents.map")
     if c.eval.function:

@@ -343,8 +343,7 @@ def _own(name: str) -> MakeLogger:
     found = find_attribute(name, "loggers")
     if isinstance(found, Logger):
         return partial(_given, found)
-    make: MakeLogger = find_maker(name, "loggers", Logger, "rlframe.record.Logger")
-    return make
+    return find_maker(name, "loggers", Logger, "rlframe.record.Logger")
 
 
 def _given(logger: Logger, *_: Any) -> Logger:

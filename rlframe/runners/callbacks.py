@@ -250,8 +250,7 @@ def _load(name: str) -> Callback:
     found = find_attribute(name, "callbacks")
     if isinstance(found, Callback):
         return found
-    made: Callback = made_by(name, "callbacks", Callback, _NAME)
-    return made
+    return made_by(name, "callbacks", Callback, _NAME)
 
 
 def check_callbacks(names: Sequence[str]) -> None:

@@ -224,8 +224,8 @@ class SamplerConfig:
             )
         return found
 
-    def check_statistics(self) -> list[Callable[[], EpisodeStatistic]]:
-        """What makes the statistics of each environment. Raises ConfigError if one is no EpisodeStatistic."""
+    def find_statistics(self) -> list[Callable[[], EpisodeStatistic]]:
+        """What makes those of each environment. Raises ConfigError if one is no EpisodeStatistic."""
         return [find_maker(name, "sampler.statistics", EpisodeStatistic, _STATISTIC) for name in self.statistics]
 
     def follow_episodes(self, sampler: Source) -> None:
@@ -234,7 +234,7 @@ class SamplerConfig:
         Raises:
             ConfigError: a statistic does not exist or is not an EpisodeStatistic.
         """
-        found = self.check_statistics()
+        found = self.find_statistics()
         for name in self.statistics:
             made_by(name, "sampler.statistics", EpisodeStatistic, _STATISTIC)
         sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)

@@ -45,9 +45,10 @@ def test_a_row_is_in_the_file_before_anything_is_closed(tmp_path: Path) -> None:
     logger.close()
 
 
-def test_an_incomplete_last_line_is_dropped_and_the_file_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", ["20,0.", "2" * 200_000], ids=["short", "of several blocks"])
+def test_an_incomplete_last_line_is_dropped_and_the_file_continued(torn: str, tmp_path: Path) -> None:
     file = tmp_path / "progress.csv"
-    file.write_text("env_steps,a\n10,0.5\n20,0.")
+    file.write_text(f"env_steps,a\n10,0.5\n{torn}")
     logger = CsvLogger(file)
     logger.write({"env_steps": 20, "a": 0.75})
     logger.close()

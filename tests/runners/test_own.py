@@ -12,10 +12,12 @@ import torch
 
 from rlframe import launch
 from rlframe.algos.base import Frozen
+from rlframe.algos.saved import UnsavedState
 from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.learner import Idle, Standstill
+from tests.algos.test_cuda_graph import made
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
 
@@ -107,7 +109,7 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "training changes Mine.averaged, Mine.counted, not in `saved`" in told
+    assert "`saved` does not name Mine.averaged, Mine.counted: a resumed run begins with" in told
 
 
 def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snapshot(
@@ -121,9 +123,18 @@ def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snap
     vars(algo).update(kept=kept, same=kept, head=head, frozen=frozen, rng=np.random.default_rng(0))
     vars(algo).update(kept_optimizer=torch.optim.SGD(kept.parameters(), 0.1))
     vars(algo).update(head_optimizer=torch.optim.SGD([*head.parameters(), *kept.parameters()], 0.1))
-    algo.state_dict()
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "training changes Learning.head, Learning.rng, Learning.head_optimizer, not in `saved`" in told
+    for algo.counted in range(3):
+        algo.state_dict()
+    at_first, later = [record.getMessage() for record in caplog.records]
+    assert "`saved` does not name Learning.head, Learning.rng, Learning.head_optimizer: a resumed" in at_first
+    assert "`saved` does not name Learning.counted: a resumed" in later
+
+
+@pytest.mark.parametrize("name", ["rainbow", "cql_learned", "td3", "iql", "ppo_kl", "pqn"])
+def test_an_algorithm_as_it_is_saves_all_of_its_state(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    algo = made(name)
+    UnsavedState().look(algo, algo.saved)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
