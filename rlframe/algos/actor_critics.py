@@ -32,9 +32,6 @@ class ActorCriticConfig(OffPolicyConfig):
         | idle_while("return_limit", normalize_return=False)
     )
 
-    max_grad_norm: Scheduled = scheduled(
-        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
-    )
     target_interval: int = count(1, "updates of the critics for each move of the targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
     learning_starts: int = count(10_000, "env_steps before the first update", low=0)
@@ -127,7 +124,7 @@ class OffPolicyActorCritic(OffPolicy):
         n_steps: int,
         config: Any,
     ) -> None:
-        super().__init__(agent, replay, exploration, n_steps, config, agent.random.device)
+        super().__init__(agent, replay, exploration, n_steps, config)
         self.critic = critic.to(self.device)
         self.scaled_returns = ScaledReturns(config.discount, config.return_limit, self.device)
 

@@ -185,7 +185,6 @@ class DDPG(OffPolicyActorCritic):
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))
-        self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn_critics(self, inputs: tuple[Transitions, Tree]) -> tuple[dict[str, Tensor], Tensor, Tensor]:

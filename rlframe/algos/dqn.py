@@ -179,8 +179,7 @@ class DQN(QLearning):
         Raises:
             ConfigError, ValueError: a number of `config` is out of range.
         """
-        c, device = config or Config(), agent.exploration.level.device
-        super().__init__(agent, replay, exploration, n_steps, c, device, seed)
+        super().__init__(agent, replay, exploration, n_steps, config or Config(), seed)
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
@@ -198,7 +197,6 @@ class DQN(QLearning):
             self.replay.update_priorities(batch.index, priorities(found["error"]))
         if moves:
             copy_into(self.target, self.agent.model, self.target_tau(now))
-        self.ratio.count_update()
         metrics = {name: x for name, x in found.items() if name != "error"}
         return {**metrics, "learning_rate": self.optimizer.rate}
 

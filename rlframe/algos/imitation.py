@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any
 
@@ -12,35 +11,22 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import FromReplay
-from rlframe.core.config import count, positive
+from rlframe.algos.defaults import default_model
+from rlframe.algos.off_policy import FromReplay, FromReplayConfig
+from rlframe.core.config import count
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.types import BatchSpec
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, ReplayConfig, replay
+from rlframe.replay import Replay
 from rlframe.updates.compiled import looks_of, updates_of
 from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz
-class ImitationConfig:
+class ImitationConfig(FromReplayConfig):
     """The keys that BC, MARWIL and IQL share. Network, batch size and learning rate are those of IQL and TD3+BC."""
 
-    learns_from = "replay"
-    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=1, B=1))
-    for_vectors = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
-
     learning_rate: Scheduled = scheduled(3e-4, "of the policy, and of the state's value if there is one")
-    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
-    max_grad_norm: Scheduled = scheduled(
-        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
-    )
-    batch_size: int = count(256, "rows of an update")
-    replay: ReplayConfig | str = replay()
-    replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learning_starts: int = count(0, "env_steps before the first update", low=0)
     explore: ExploreConfig | str = explore("stochastic", POLICY_KINDS)
 
@@ -59,14 +45,13 @@ class Imitation(FromReplay):
 
     def __init__(self, agent: PolicyAgent, replay: Replay[Any], n_steps: int, config: Any) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
-        super().__init__(agent, replay, n_steps, config, next(agent.parameters()).device)
+        super().__init__(agent, replay, n_steps, config)
         self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
 
     def update(self) -> UpdateMetrics:
         metrics = self.learn(self.replay.sample(self.config.batch_size))
         self.progress.updates += 1
-        self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     @abstractmethod

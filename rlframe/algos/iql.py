@@ -91,7 +91,7 @@ class IQL(FromReplay):
         agent: its value is V.    critic: of (observation [n, *obs], action [n, *act]); for Discrete actions of the
             observation.    n_steps: env_steps of the run, over which schedules go.
         """
-        super().__init__(agent, replay, n_steps, config or Config(), next(agent.parameters()).device)
+        super().__init__(agent, replay, n_steps, config or Config())
         self.critic = critic.to(self.device)
         self.chooses = isinstance(agent.action_space, spaces.Discrete)
         self.targets, self.online = critic.target_and_online()
@@ -105,7 +105,6 @@ class IQL(FromReplay):
         if is_due(self.progress.updates, self.config.target_interval):
             soft_update(self.targets, self.online, self.now.tau)
         self.progress.updates += 1
-        self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:

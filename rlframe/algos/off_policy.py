@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, observed
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
 from rlframe.core.config import AUTO, choice, count, fraction_or_auto, idle_while, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Value
@@ -42,14 +44,39 @@ def interval_steps() -> Any:
 
 
 @chz.chz
-class OffPolicyConfig:
-    """The keys that DQN, DDPG, TD3 and SAC share."""
+class FromReplayConfig:
+    """The keys of every algorithm that learns from replay; one that knows better numbers states them anew."""
 
     learns_from = "replay"
+    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=1, B=1))
+    for_vectors = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
+
+    learning_rate: Scheduled = scheduled(3e-4, "of the policy")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
+    max_grad_norm: Scheduled = scheduled(
+        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
+    )
+    batch_size: int = count(256, "rows of an update")
+    replay: ReplayConfig | str = replay()
+    replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
+    learning_starts: int = count(1_000, "env_steps before the first update", low=0)
+
+    def rows_of_update(self) -> int:
+        """Rows that an update learns from."""
+        return self.batch_size
+
+    def check_run(self, n_steps: int) -> None:
+        """Raise ConfigError if a run of so many env_steps makes no update, before anything is made for it."""
+        ratio = ReplayRatio(self.replay_ratio, self.rows_of_update(), self.learning_starts, Progress())
+        check_learns(self, ratio, n_steps)
+
+
+@chz.chz
+class OffPolicyConfig(FromReplayConfig):
+    """The keys that DQN, DDPG, TD3 and SAC share."""
+
     IDLE = idle_while("n_atoms", value="expected") | idle_while("v_min", "v_max", value=("expected", "quantile"))
 
-    replay: ReplayConfig | str = replay()
-    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     discount: float = fraction_or_auto(
         0.99, "gamma, per env step; auto: (T/5 - 1) / (T/5) of episodes of at most T steps, within 0.95 and 0.995"
     )
@@ -62,11 +89,6 @@ class OffPolicyConfig:
     huber_delta: float = positive(
         math.nan, "|TD error| from which the loss is linear; inf: squared; nan: 1 for quantile, else inf", infinite=True
     )
-
-    def check_run(self, n_steps: int) -> None:
-        """Raise ConfigError if a run of so many env_steps makes no update, before anything is made for it."""
-        c: Any = self
-        check_learns(c, ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts), n_steps)
 
     def kind(self) -> Value:
         """What the networks say of the return."""
@@ -85,24 +107,17 @@ class FromReplay(Algorithm):
     schedules: Schedules
     saved: Sequence[str] = ("progress", "ratio", "replay")
 
-    def __init__(
-        self,
-        agent: Any,
-        replay: Replay[Any],
-        n_steps: int,
-        config: Any,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, agent: Any, replay: Replay[Any], n_steps: int, config: Any) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
         self.agent, self.replay, self.config = agent, replay, config
-        self.device, self.progress = device, Progress()
-        self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts)
-        self.schedules = Schedules(config, n_steps, self.progress, device)
+        self.device, self.progress = next(agent.parameters()).device, Progress()
+        self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts, self.progress)
+        self.schedules = Schedules(config, n_steps, self.progress, self.device)
         self.now = self.schedules.now
 
     def rows_of_update(self) -> int:
         """Rows that an update learns from."""
-        rows: int = self.config.batch_size
+        rows: int = self.config.rows_of_update()
         return rows
 
     def of_agents(self, samples: Samples) -> Samples:
@@ -146,9 +161,8 @@ class FromReplay(Algorithm):
         return {"replay": str(self.replay)}
 
     def counters(self) -> dict[str, float]:
-        counters = self.ratio.counters(self.progress)
         own = {"replay/rows": self.replay.n_rows, **counters_of(self.replay)}
-        return {**counters, **own, **self.schedules.metrics()}
+        return {**self.ratio.counters(), **own, **self.schedules.metrics()}
 
 
 class OffPolicy(FromReplay):
@@ -166,10 +180,9 @@ class OffPolicy(FromReplay):
         exploration: ExplorationSchedule,
         n_steps: int,
         config: Any,
-        device: torch.device,
     ) -> None:
         """As FromReplay; `exploration`: sets the level by env_steps."""
-        super().__init__(agent, replay, n_steps, config, device)
+        super().__init__(agent, replay, n_steps, config)
         self.exploration = exploration
         self.moves = TargetMoves(config.target_interval_steps, self.progress)
 
@@ -217,11 +230,10 @@ class QLearning(OffPolicy):
         exploration: ExplorationSchedule,
         n_steps: int,
         config: Any,
-        device: torch.device,
         seed: int = 0,
     ) -> None:
         """As OffPolicy; `seed`, the run's root seed, decides what updates draw."""
-        super().__init__(agent, replay, exploration, n_steps, config, device)
+        super().__init__(agent, replay, exploration, n_steps, config)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers, for example
 
     def start_exploring(self) -> None:

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import QLearning, check_feedforward, copy_into, interval_steps, joint_replay
+from rlframe.algos.off_policy import (
+    FromReplayConfig,
+    QLearning,
+    check_feedforward,
+    copy_into,
+    interval_steps,
+    joint_replay,
+)
 from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
@@ -41,16 +48,15 @@ from rlframe.models.network import initial_weights
 from rlframe.models.q_network import QModel
 from rlframe.ops.q_learning import taken, td_loss
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, ReplayConfig, Transitions, replay
+from rlframe.replay import Replay, Transitions
 from rlframe.updates.compiled import updates_of
 from rlframe.updates.optimizer_step import make_optimizer_step
 
 
 @chz.chz
-class Config:
+class Config(FromReplayConfig):
     """Defaults are those of the paper where it has them, with Adam for RMSProp, and rows for episodes."""
 
-    learns_from = "replay"
     joint = True
 
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=8, B=4))
@@ -64,9 +70,7 @@ class Config:
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards a return sums before it bootstraps")
     batch_size: int = count(256, "rows an update, each of all agents")
-    replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(32.0, "joint rows for each env_step: batch_size / env_steps an update")
-    learning_starts: int = count(1_000, "env_steps before the first update", low=0)
     huber_delta: float = positive(float("inf"), "|TD error| above which the loss is linear; inf: squared")
     target_interval: int = count(200, "updates between moves of the target networks")
     target_interval_steps: int = interval_steps()
@@ -160,8 +164,7 @@ class QMIX(QLearning):
         seed: int = 0,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
-        device = agent.exploration.level.device
-        super().__init__(agent, replay, exploration, n_steps, config or Config(), device, seed=seed)
+        super().__init__(agent, replay, exploration, n_steps, config or Config(), seed)
         self.mixer, self.target_tau = mixer.to(self.device), self.schedules.of("target_tau")
         self.networks = nn.ModuleList([agent.model, mixer])
         self.optimizer = make_optimizer_step(self.networks.parameters(), self.schedules)
@@ -180,7 +183,6 @@ class QMIX(QLearning):
         self.progress.updates += 1
         if moves:
             copy_into(self.targets, self.networks, self.target_tau(self.progress.scheduled))
-        self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:

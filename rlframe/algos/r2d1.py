@@ -24,7 +24,15 @@ from torch import Tensor
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import QLearning, copy_into, interval_steps, priorities, reading_back, replay_of
+from rlframe.algos.off_policy import (
+    FromReplayConfig,
+    QLearning,
+    copy_into,
+    interval_steps,
+    priorities,
+    reading_back,
+    replay_of,
+)
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
@@ -38,7 +46,7 @@ from rlframe.models.views import check_not_privileged
 from rlframe.ops.q_learning import rescale, taken, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import FixedSequence, Replay, ReplayConfig, Sequences, replay
+from rlframe.replay import FixedSequence, Replay, Sequences
 from rlframe.updates.compiled import looks_of, updates_of
 from rlframe.updates.optimizer_step import make_optimizer_step
 
@@ -46,10 +54,9 @@ LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,
 
 
 @chz.chz
-class Config:
+class Config(FromReplayConfig):
     """Defaults are the paper's (table 2), where one machine has them."""
 
-    learns_from = "replay"
     IDLE = idle_while("alpha", "beta", prioritized=False)
     for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
     for_vectors = Defaults(
@@ -82,7 +89,6 @@ class Config:
     batch_size: int = count(64, "sequences an update")
     burn_in: int = count(40, "rows of a sequence that only warm up the state", low=0)
     learn_T: int = count(80, "rows of a sequence, after those, that are learned from")
-    replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(
         1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
     )
@@ -107,6 +113,9 @@ class Config:
     @chz.validate
     def _check(self) -> None:
         check_unique(self)
+
+    def rows_of_update(self) -> int:
+        return self.batch_size * self.learn_T
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -149,17 +158,13 @@ class R2D1(QLearning):
         """Raises:
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
-        c, numbers = config or Config(), torch.device("cpu")  # its schedules are not read by a CUDA graph
-        super().__init__(agent, replay, exploration, n_steps, c, numbers, seed)
+        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), seed)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
         self.start_exploring()
-
-    def rows_of_update(self) -> int:
-        return int(self.config.batch_size * self.config.learn_T)
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)
@@ -179,7 +184,6 @@ class R2D1(QLearning):
             self.replay.update_priorities(batch.index, priority)
         if moves:
             copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
-        self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:

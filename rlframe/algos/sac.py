@@ -29,7 +29,7 @@ from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import soft_update
 from rlframe.algos.replay_ratio import is_due
-from rlframe.core.config import choice, count, fraction, idle_while, option, positive
+from rlframe.core.config import choice, count, fraction, idle_while, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -68,8 +68,6 @@ class Config(ActorCriticConfig):
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
     policy_first: bool = option(False, "the policy learns before the critics, and of s and s' as one batch")
     action_prior: str = choice("uniform", ("uniform", "gaussian"), "of actions in [-1, 1]: what the policy is drawn to")
-    batch_size: int = count(256, "rows of an update")
-    replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     explore: ExploreConfig | str = explore("stochastic", (*SAMPLE_KINDS, *NOISE_KINDS), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
@@ -258,7 +256,6 @@ class SAC(OffPolicyActorCritic):
         due = is_due(self.progress.updates, self.config.policy_interval), self.moves.turn(self.config.target_interval)
         metrics = self.learn(*due)((batch, self.soft_value.noise(len(batch.return_))))
         self.progress.updates += 1
-        self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, policy_learns: bool, targets_move: bool, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:

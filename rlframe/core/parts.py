@@ -315,6 +315,10 @@ def find_config(name: str, package: str) -> type:
     if "Config" not in vars(module):
         raise ConfigError(f"{name!r} ({module.__name__}) has no class Config{others_beside(module)}")
     config: type = vars(module)["Config"]
+    if "__chz_fields__" not in vars(config):
+        raise ConfigError(
+            f"Config of {name} is not decorated, so its fields are no keys; write @chz.chz above the class"
+        )
     return config
 
 

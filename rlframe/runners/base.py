@@ -264,7 +264,7 @@ class Runner(ABC):
         if self.clock is Clock.UPDATES:
             progress.schedule(progress.updates)
         self.log.metrics.learner = learner.name
-        metrics = learner.algo.update()
+        metrics = learner.update()
         self.log.metrics.learner = ""
         if progress.skipped_updates:
             skip_update(learner, metrics, self.options.nonfinite, first=not self.skips_updates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -61,6 +62,21 @@ class Learner:
     def receive(self, samples: Samples) -> None:
         """Let the algorithm receive a batch, with the rewards that it learns from."""
         self.algo.receive(self.rewards(samples))
+
+    def update(self) -> UpdateMetrics:
+        """Make one update.
+
+        Raises:
+            ConfigError: it returns no metrics, or learns from replay and counts no update, so that it stays due.
+        """
+        progress, algo = self.algo.progress, type(self.algo).__name__
+        before = progress.updates
+        metrics = self.algo.update()
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"{algo}.update returned {type(metrics).__name__}; return metrics by name, {{}} for none")
+        if progress.updates == before and self.algo.n_rows():
+            raise ConfigError(f"{algo}.update counted no update, so it stays due; add: self.progress.updates += 1")
+        return metrics
 
     def check_batch(self, samples: Samples) -> None:
         """Raise ConfigError if a sampler has not counted the env steps of its batch, which would never end."""
@@ -239,10 +255,11 @@ def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first:
     skipped = learner.algo.progress.skipped_updates.pop()
     if nonfinite == "stop":
         newest = current_run().newest_snapshot()
+        of_first = "It is the first update, so look at the loss, the rewards and the observations"
+        advice = f"Try a lower learning rate ({skipped.rate}) or smaller rewards" if skipped.updates else of_first
         raise Diverged(
             f"{save_skipped_update(learner, skipped, metrics)}. "
-            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate ({skipped.rate}) or "
-            f"smaller rewards; runner.nonfinite=skip skips such updates"
+            f"The last good snapshot is {newest or 'none'}. {advice}; runner.nonfinite=skip skips such updates"
         )
     if first:
         _logger.warning("%s; runner.nonfinite=skip continues", save_skipped_update(learner, skipped, metrics))
@@ -258,7 +275,7 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
     def name_of(parameter: torch.Tensor) -> str:
         return names.get(id(parameter), f"a parameter of the algorithm, of shape {list(parameter.shape)}")
 
-    facts = {
+    facts: dict[str, Any] = {
         "updates": skipped.updates,
         "env_steps": algo.progress.env_steps,
         **skipped.facts,
@@ -272,9 +289,11 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
     name = f"nonfinite{whose}_{skipped.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
     path = current_run().dump(name, state, facts)
     in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "no value of the batch"
+    in_metrics = ", ".join(f"algo/{name}" for name, x in facts["metrics"].items() if not math.isfinite(x))
     return (
         f"update {skipped.updates:,}{learner.of} at env_steps {algo.progress.env_steps:,} was not applied: loss "
         f"{skipped.facts['loss']:g}, gradient norm {skipped.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
+        + (f", and in {in_metrics}" if in_metrics else "")
         + (f"; its batch is in {path}" if path else "")
     )
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlframe.core.config import idle_fields
+from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill
 from rlframe.updates.progress import Progress
@@ -95,7 +96,12 @@ class Schedules:
             _logger.warning(f"schedules of {names} end after {end}: make the algorithm with n_steps={n_steps}")
 
     def of(self, name: str) -> Curve:
-        """A field of the config by env_steps, constant if it has no schedule."""
+        """A field of the config by env_steps, constant if it has no schedule. Raises ConfigError if it has none."""
+        if not hasattr(self.config, name):
+            kind = type(self.config).__name__
+            raise ConfigError(
+                f"{kind} has no field {name}, which its algorithm reads; add {name}: Scheduled = scheduled(...)"
+            )
         return curve(getattr(self.config, name), self.n_steps)
 
     def metrics(self) -> dict[str, float]:

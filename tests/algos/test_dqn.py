@@ -82,17 +82,16 @@ def score(agent: Any, env: Any, **kwargs: Any) -> float:
 
 
 def test_the_replay_ratio_loses_no_fraction() -> None:
-    ratio, n = ReplayRatio(replay_ratio=0.1, batch_size=3, learning_starts=0), 0
+    ratio = ReplayRatio(replay_ratio=0.1, batch_size=3, learning_starts=0, progress=Progress())
     for step in range(3_000):
         ratio.receive(step, step + 1)
         while ratio.due():
-            ratio.count_update()
-            n += 1
-    assert n == 100
+            ratio.progress.updates += 1
+    assert ratio.progress.updates == 100
 
 
 def test_updates_are_due_only_from_learning_starts_on() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=1_000)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=1_000, progress=Progress())
     ratio.receive(0, 996)
     assert ratio.due() == 0
     ratio.receive(996, 1_012)  # 12 of 16 count
@@ -100,7 +99,7 @@ def test_updates_are_due_only_from_learning_starts_on() -> None:
 
 
 def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=0)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=0, progress=Progress())
     for n in range(0, 1_000, 10):  # a hundred batches, of which no sequence is whole yet
         ratio.receive(n, n + 10)
         assert ratio.due(n_rows=0) == 0
@@ -108,13 +107,13 @@ def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
 
 
 def test_updates_wait_while_replay_has_lost_all_rows() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=8, learning_starts=0)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=8, learning_starts=0, progress=Progress())
     ratio.receive(0, 5)
     assert [ratio.due(n_rows=n) for n in (5, 0, 1)] == [5, 0, 5]
 
 
 def test_what_is_given_up_is_told_and_survives_a_resume() -> None:
-    ratio, other = ReplayRatio(replay_ratio=32.0, batch_size=32, learning_starts=0), ReplayRatio(32.0, 32, 0)
+    ratio, other = (ReplayRatio(32.0, 32, 0, Progress()) for _ in range(2))
     for n in range(0, 1_000, 10):  # faster than it is paid
         ratio.receive(n, n + 10)
         ratio.due()
@@ -125,28 +124,27 @@ def test_what_is_given_up_is_told_and_survives_a_resume() -> None:
 
 
 def test_a_saved_replay_ratio_is_exact() -> None:
-    ratio, other = ReplayRatio(1 / 3, 7, 0), ReplayRatio(1 / 3, 7, 0)
+    ratio, other = (ReplayRatio(1 / 3, 7, 0, Progress()) for _ in range(2))
     ratio.receive(0, 1_000_003)
     other.load_state_dict(ratio.state_dict())
     assert other.pending == ratio.pending
 
 
 def test_pending_updates_are_bounded_and_dropped_ones_are_counted() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=0)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=0, progress=Progress())
     for batch in range(100):
         ratio.receive(64 * batch, 64 * (batch + 1))  # each calls for 16
         ratio.due()
     assert ratio.due() == 9 * 16, "eight batches' worth, and the newest"
     assert ratio.dropped + ratio.pending == 100 * 16
-    for _ in range(160):
-        ratio.count_update()
-    counters = ratio.counters(Progress(env_steps=6_400))
+    ratio.progress.updates, ratio.progress.env_steps = 160, 6_400
+    counters = ratio.counters()
     assert counters == {"replay/ratio": 0.8, "replay/dropped_updates": 100 * 16 - 9 * 16}
 
 
 def test_replay_ratios_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"algo.replay_ratio=0.0 must be above 0"):
-        ReplayRatio(0.0, 32, 0)
+        ReplayRatio(0.0, 32, 0, Progress())
 
 
 def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
