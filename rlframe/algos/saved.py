@@ -130,31 +130,41 @@ def _parameters(optimizer: OptimizerStep | torch.optim.Optimizer) -> list[Tensor
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _tensors(part: Any) -> list[Tensor]:
+    """Those of a tensor, a network, or a list, tuple or dict, in which changes can be counted."""
+    if isinstance(part, nn.Module):
+        return [*part.parameters(), *part.buffers()]
+    found = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple) else [part]
+    return [x for x in found if isinstance(x, Tensor) and not x.is_inference()]  # such a one has no count
+
+
 class UnsavedState:
     """Notices state that `saved` does not name.
 
-    Generators, optimizers and learned networks are state whatever happens; numbers are if they change, and tensors if
-    they change in place.
+    Generators, optimizers and learned networks are state whatever happens; numbers are if they change, and tensors,
+    alone, in lists or in networks such as targets, if they change in place.
     """
 
     def __init__(self) -> None:
-        # By name: of a tensor its id and count of changes, of a number 0 and the number.
-        self._before: dict[str, tuple[int, float]] = {}
+        # By name: of tensors their ids and the count of their changes, of a number () and the number.
+        self._before: dict[str, tuple[tuple[int, ...], float]] = {}
         self._told: set[str] = set()
 
     def look(self, owner: Any, saved: Sequence[str]) -> None:
         """Warn of what is found, once of each name."""
-        now: dict[str, tuple[int, float]] = {}
-        for name in vars(owner).keys() - set(saved):
+        now: dict[str, tuple[tuple[int, ...], float]] = {}
+        kept = {id(x) for name in ("agent", *saved) for x in _tensors(getattr(owner, name, None))}
+        for name in vars(owner).keys() - {"agent", *saved}:
             x = vars(owner)[name]
-            if type(x) is Tensor and not x.is_inference():  # which has no count of its changes
-                now[name] = (id(x), x._version)
-            elif type(x) in (int, float):
-                now[name] = (0, x)
+            if type(x) in (int, float):
+                now[name] = (), x
+            elif own := [each for each in _tensors(x) if id(each) not in kept]:
+                now[name] = tuple(map(id, own)), sum(each._version for each in own)
         both = sorted(now.keys() & self._before.keys())
         changed = [name for name in both if now[name][0] == self._before[name][0] and now[name] != self._before[name]]
         self._before = now
-        if found := [name for name in (*changed, *_unsaved_parts(owner, saved)) if name not in self._told]:
-            self._told.update(found)
-            names = ", ".join(f"{type(owner).__name__}.{name}" for name in found)
+        found = dict.fromkeys([*changed, *_unsaved_parts(owner, saved)])
+        if new := [name for name in found if name not in self._told]:
+            self._told.update(new)
+            names = ", ".join(f"{type(owner).__name__}.{name}" for name in new)
             _logger.warning(f"`saved` does not name {names}: a resumed run begins with the first value")

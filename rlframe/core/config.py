@@ -90,9 +90,9 @@ _KEYS = {  # what comes before the name of a field on the command line, by the p
 
 
 def key_of(config: Any, name: str) -> str:
-    """The key of a field on the command line; its name alone in a config of the user's own."""
-    module = type(config).__module__
-    places = f"{module}.{type(config).__name__}", module, module.rpartition(".")[0]
+    """The key of a field on the command line; its name alone in a config of the user's own, unless it inherits ours."""
+    classes = [(each.__module__, each.__name__) for each in type(config).__mro__]
+    places = [place for module, cls in classes for place in (f"{module}.{cls}", module, module.rpartition(".")[0])]
     return next((_KEYS[place] for place in places if place in _KEYS), "") + name.removeprefix("X_")  # chz adds X_
 
 

@@ -77,7 +77,9 @@ def resolve(
     if experiment.eval.n_workers == AUTO:
         splits = can_split(experiment.eval_env_config(), experiment.eval.n_envs)
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers if splits else 0))
-    if experiment.threads == AUTO and 1 <= threads <= affinity.threads:
+    if experiment.threads > 0:
+        affinity = replace(affinity, threads=experiment.threads)
+    elif experiment.threads == AUTO and 1 <= threads <= affinity.threads:
         reason = f"learning: {pluralize(threads, 'thread')}, as before"
         affinity, notes = replace(affinity, threads=threads), (*notes, reason)
     elif experiment.threads == AUTO:

@@ -129,12 +129,13 @@ def test_a_run_can_be_resumed_with_another_sampler_but_not_with_another_batch(
 
 def test_a_dry_run_names_processes_cores_threads_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in SMALL if not word.startswith("eval.n_envs")]
-    assert main([*words, *PARALLEL["cpu"], "eval.n_envs=5", "dry_run=true"]) == 0
+    assert main([*words, *PARALLEL["cpu"], "eval.n_envs=5", "threads=3", "dry_run=true"]) == 0
     printed = capsys.readouterr().out
     config, end = json.JSONDecoder().raw_decode(printed)
     assert config["sampler.n_workers"] == 2
     for words in (
         "workers  2:",
+        "threads  3",
         "worker 0",
         "acts and steps environments 2 to 3",
         "evaluation    2 workers to step 2 environments",  # one for each episode

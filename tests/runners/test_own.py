@@ -17,7 +17,7 @@ from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.learner import Idle, Standstill
-from tests.algos.test_cuda_graph import made
+from tests.algos.test_cuda_graph import batches, learned, made
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
 
@@ -101,15 +101,20 @@ def test_a_class_with_two_above_saves_what_both_do() -> None:
 def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     algo = Mine(None)
     vars(algo).update(mine=1, constant=2.0, counted=0, averaged=torch.ones(()), shown=torch.ones(()))
+    kept, target = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    algo.agent = kept
+    vars(algo).update(target=target, means=[torch.ones(()), kept.bias], online=[kept.weight], fixed=torch.nn.ReLU())
     algo.state_dict()
     vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
-    algo.averaged.mul_(0.5)
+    with torch.no_grad():
+        for x in (algo.averaged, algo.means[0], target.weight, kept.weight):
+            x.mul_(0.5)
     with torch.inference_mode():
         algo.seen = torch.ones(())  # as a hook keeps it while acting
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "`saved` does not name Mine.averaged, Mine.counted: a resumed run begins with" in told
+    assert "`saved` does not name Mine.averaged, Mine.counted, Mine.means, Mine.target: a resumed run begins" in told
 
 
 def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snapshot(
@@ -132,8 +137,10 @@ def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snap
 
 @pytest.mark.parametrize("name", ["rainbow", "cql_learned", "td3", "iql", "ppo_kl", "pqn"])
 def test_an_algorithm_as_it_is_saves_all_of_its_state(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    algo = made(name)
-    UnsavedState().look(algo, algo.saved)
+    algo, state = made(name), UnsavedState()
+    state.look(algo, algo.saved)
+    assert learned(algo, batches(name))
+    state.look(algo, algo.saved)
     assert not caplog.records
 
 
