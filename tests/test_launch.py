@@ -96,6 +96,9 @@ swep.seed=0,1 -> unknown key swep.seed; did you mean sweep.seed?
 resum=runs/run_0 -> unknown key resum; did you mean resume
 runner.n_steps=abc -> 'abc' is not a number
 runner.n_steps=1.5 -> not a whole number
+runner.n_steps=1.5M -> '1.5M' is not a number; write 1_500_000
+runner.max_time_s=2h -> '2h' is not a number; write 7_200
+runner.max_time_s=2m -> '2m' is not a number
 env=CartPol-v1 -> did you mean CartPole-v1
 experiment=classic/ppo_cartpol -> did you mean classic/ppo_cartpole
 env=CartPole-v1 algo.minibatches=7 -> use one of 1, 2, 4, 8

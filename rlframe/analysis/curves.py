@@ -250,7 +250,8 @@ def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
         return fallback
     if not columns[missing]:
         raise PlotError(f"{missing} has no rows yet")
-    raise PlotError(f"{missing} has no {y!r}; it has {', '.join(columns[missing])}{nearest(y, columns[missing])}")
+    what = nearest(y, columns[missing]) or f"; it has {', '.join(columns[missing])}"
+    raise PlotError(f"{missing} has no {y!r}{what}")
 
 
 def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center: str) -> LearningCurve:

@@ -304,7 +304,10 @@ def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
             each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
             words = ", ".join(each[:_MOST_NAMED])
             words += f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
-            raise ConfigError(f"{first} and {path} are of different configurations: {words}; write a file for each")
+            folders = list(dict.fromkeys(str(each.parent) for each, _ in configs if each.is_dir()))
+            commands = [f"add {shlex.quote(folder)} out=FILE.csv" for folder in folders[:_MOST_NAMED]]
+            remedy = "write a file for each" + (f": {', '.join(commands)}" if len(folders) > 1 else "")
+            raise ConfigError(f"{first} and {path} are of different configurations: {words}; {remedy}")
 
 
 def _columns(runs: Sequence[Mapping[str, np.ndarray]], named: Sequence[str]) -> tuple[str, ...]:

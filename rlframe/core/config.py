@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from numbers import Integral, Real
 from types import UnionType
@@ -33,7 +33,16 @@ class plain_value(MetaFactory):
                 raise CastError("write true or false") from None
             if self.field_annotation is float and value.endswith(")"):
                 raise CastError("this number is the same for the whole run; it cannot be a schedule") from None
+            if self.field_annotation is float:
+                raise CastError(_not_a_number(value, {"k": 1e3, "min": 60, "h": 3600})) from None
             raise
+
+
+def _not_a_number(text: str, units: Mapping[str, float]) -> str:
+    """With the number to write, if it is one with a unit, as people say it."""
+    found = re.fullmatch(r"(\d+\.?\d*)([a-z]+)", text.strip().lower())
+    remedy = f"; write {float(found[1]) * units[found[2]]:_.0f}" if found and found[2] in units else ""
+    return f"{text!r} is not a number{remedy}"
 
 
 def _count(text: str) -> int:
@@ -42,7 +51,7 @@ def _count(text: str) -> int:
     try:
         value = float(text.replace("_", ""))
     except ValueError:
-        raise CastError(f"{text!r} is not a number") from None
+        raise CastError(_not_a_number(text, {"k": 1e3, "m": 1e6})) from None
     if not value.is_integer():
         raise CastError(f"{text!r} is not a whole number")
     return int(value)

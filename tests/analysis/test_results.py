@@ -1,6 +1,7 @@
 """Result files: what is added from run directories is kept, and what does not belong together is refused."""
 
 import json
+import re
 import resource
 import signal
 import threading
@@ -108,6 +109,14 @@ def test_what_does_not_belong_together_is_refused_and_the_file_stays(
     assert out.read_bytes() == before
     add_runs([wrong["has not reached its end (interrupted)"]], out, (), "stopped by hand", True)
     assert read_results(out).measured[-1]["ended"] == "interrupted"
+
+
+def test_runs_of_several_settings_are_told_with_a_command_for_each(tmp_path: Path) -> None:
+    runs = [run_dir(tmp_path / f"clip={clip}/run_0", 0, (1.0,), **{"algo.clip": clip}) for clip in (0.1, 0.2)]
+    commands = ", ".join(f"add {run.parent} out=FILE.csv" for run in runs)
+    says = f"algo.clip is 0.1 and 0.2; write a file for each: {commands}"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        add_runs(runs, tmp_path / "out.csv", (), "", False)
 
 
 def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: Path) -> None:
