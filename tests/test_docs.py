@@ -39,7 +39,13 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 TUTORIALS = [
     ROOT / f"docs/{name}.md"
-    for name in ("tutorials/own_environment", "tutorials/own_network", "tutorials/own_loss", "guides/extend")
+    for name in (
+        "tutorials/own_environment",
+        "tutorials/own_network",
+        "tutorials/own_loss",
+        "tutorials/own_algorithm",
+        "guides/extend",
+    )
 ]
 SMALL = {"runner.n_steps": "900", "runner.log_interval_steps": "900", "eval.n_episodes": "1", "sampler.batch_T": "8"}
 SMALL |= {"sampler": "serial"}  # sampler=auto would spend time on measuring
@@ -181,7 +187,7 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert len(runs) == 14
+    assert len(runs) == 15
     assert "env/place" in (tmp_path / "runs/run_0/progress.csv").read_text()
 
 

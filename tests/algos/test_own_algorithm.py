@@ -1,0 +1,85 @@
+"""The algorithm with replay of the tutorial: it learns, is resumed exactly, and mistakes in it are one line each."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rlframe import launch
+from rlframe.algos.ppo import Config as PPOConfig
+from rlframe.updates.optimizer_step import make_optimizer_step
+from rlframe.updates.progress import Progress
+from rlframe.updates.schedules import Schedules
+from tests.blocks import saved_block
+from tests.runners.resumed import assert_resumed_exactly, words
+
+RUN = (
+    "env=Pendulum-v1 sampler=serial model.hidden=[8] eval.n_episodes=1 algo.learning_starts=40 algo.batch_size=8 "
+    "algo.replay_ratio=2 algo.replay.size=400 runner.n_steps=240 runner.log_interval_steps=80"
+)
+COUNTED = "        self.progress.updates += 1\n"
+MISTAKES = {  # what stands in the file, what is written for it, and what is said
+    "uncounted": (COUNTED, "", "AWAC.update counted no update, so it stays due; add: self.progress.updates += 1"),
+    "no metrics": (
+        '        return {**metrics, "learning_rate": self.optimizer.rate}\n',
+        "",
+        "AWAC.update returned NoneType; return metrics by name, {} for none",
+    ),
+    "undecorated": ("@chz.chz\n", "", "is not decorated, so its fields are no keys; write @chz.chz above the class"),
+    "no such key": (
+        '"critic_learning_rate")',
+        '"critic_rate")',
+        "Config has no field critic_rate, which its algorithm reads; add critic_rate: Scheduled = scheduled(...)",
+    ),
+    "nan": (
+        "loss = 2 * ",
+        "loss = 0.0 / torch.zeros(()) + 2 * ",
+        "in no value of the batch, and in algo/loss; ... It is the first update, so look at the loss, the rewards",
+    ),
+}
+
+
+@pytest.fixture
+def awac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the tutorial, under a name of its own for each test."""
+    return saved_block("awac", "tutorials/own_algorithm", tmp_path, monkeypatch)
+
+
+def test_an_algorithm_of_your_own_is_resumed_exactly(
+    awac: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = assert_resumed_exactly(f"algo={awac} {RUN}", tmp_path, monkeypatch)
+    config = json.loads((run / "params.json").read_text())["config"]
+    assert (config["sampler.batch_T"], config["sampler.batch_B"]) == (1, 1), "the defaults of those with replay"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_an_own_algorithm_is_one_line(
+    mistake: str, awac: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after, says = MISTAKES[mistake]
+    assert awac.read_text().count(before) == 1
+    awac.write_text(awac.read_text().replace(before, after))
+    code = launch.main(words(f"algo={awac} {RUN}", tmp_path / "runs"))
+    said = capsys.readouterr().err
+    found = [part in said for part in says.split(" ... ")]
+    assert (code != 0, all(found), "Traceback" in said) == (True, True, False), said
+
+
+def test_a_key_of_an_own_algorithm_is_named_as_it_is_given(
+    awac: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main([*words(f"algo={awac} {RUN}", tmp_path), "algo.n_critics=101"]) == 2
+    assert "error: algo.n_critics=101 must be from 1 to 100" in capsys.readouterr().err
+
+
+def test_a_loss_through_another_network_gives_it_no_gradient() -> None:
+    actor, critic, x = nn.Linear(2, 1), nn.Linear(1, 1), torch.ones(3, 2)
+    schedules = Schedules(PPOConfig(), 1000, Progress())
+    before, step = actor.weight.clone(), make_optimizer_step(actor.parameters(), schedules)
+    make_optimizer_step(critic.parameters(), schedules)
+    step.minimize(critic(actor(x)).mean())
+    assert not torch.equal(actor.weight, before)
+    assert critic.weight.grad is None
