@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -76,11 +76,18 @@ def kind_of(observation_space: Space, action_space: Space) -> Kind:
 def defaults_of(config: Any, kind: Kind) -> Defaults:
     """The defaults of an algorithm by its Config, or the class of it; those of all runs if it brings none.
 
-    One that has none for continuous actions has those of vectors.
+    One that has none for continuous actions has those of vectors. A field that a subclass states anew has its default.
     """
-    of_vectors = getattr(config, Kind.VECTORS.value, _NONE)
-    found: Defaults = getattr(config, kind.value, of_vectors if kind is Kind.CONTINUOUS else _NONE)
-    return found
+    cls = config if isinstance(config, type) else type(config)
+    name = Kind.VECTORS.value if kind is Kind.CONTINUOUS and not hasattr(cls, kind.value) else kind.value
+    restated: set[str] = set()
+    for each in cls.__mro__:
+        if name in vars(each):
+            found: Defaults = vars(each)[name]
+            own = {key: value for key, value in found.own.items() if key.partition(".")[0] not in restated}
+            return replace(found, own=own)
+        restated |= vars(each).get("__annotations__", {}).keys()
+    return _NONE
 
 
 def default_model(config: Any, observation_space: Space, action_space: Space) -> ModelConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def _tensors(part: Any) -> list[Tensor]:
     """Those of a tensor, a network, or a list, tuple or dict, in which changes can be counted."""
     if isinstance(part, nn.Module):
         return [*part.parameters(), *part.buffers()]
-    found = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple) else [part]
+    found = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | deque) else [part]
     return [x for x in found if isinstance(x, Tensor) and not x.is_inference()]  # such a one has no count
 
 
@@ -142,26 +143,26 @@ class UnsavedState:
     """Notices state that `saved` does not name.
 
     Generators, optimizers and learned networks are state whatever happens; numbers are if they change, and tensors,
-    alone, in lists or in networks such as targets, if they change in place.
+    alone, in lists or in networks such as targets, if they change in place, and lists and dicts if their lengths do.
     """
 
     def __init__(self) -> None:
-        # By name: of tensors their ids and the count of their changes, of a number () and the number.
-        self._before: dict[str, tuple[tuple[int, ...], float]] = {}
+        # By name what may change, beside what must be the same for that: a number, a length, a tensor's changes.
+        self._before: dict[str, list[tuple[tuple[int, ...], float]]] = {}
         self._told: set[str] = set()
 
     def look(self, owner: Any, saved: Sequence[str]) -> None:
         """Warn of what is found, once of each name."""
-        now: dict[str, tuple[tuple[int, ...], float]] = {}
+        now: dict[str, list[tuple[tuple[int, ...], float]]] = {}
         kept = {id(x) for name in ("agent", *saved) for x in _tensors(getattr(owner, name, None))}
-        for name in vars(owner).keys() - {"agent", *saved}:
+        for name in sorted(vars(owner).keys() - {"agent", *saved}):
             x = vars(owner)[name]
-            if type(x) in (int, float):
-                now[name] = (), x
-            elif own := [each for each in _tensors(x) if id(each) not in kept]:
-                now[name] = tuple(map(id, own)), sum(each._version for each in own)
-        both = sorted(now.keys() & self._before.keys())
-        changed = [name for name in both if now[name][0] == self._before[name][0] and now[name] != self._before[name]]
+            own = [each for each in _tensors(x) if id(each) not in kept]
+            now[name] = [(tuple(map(id, own)), sum(each._version for each in own))]
+            if type(x) in (int, float) or isinstance(x, list | dict | deque):
+                now[name].append(((), x if isinstance(x, int | float) else len(x)))
+        both = [(name, zip(self._before.get(name, []), found, strict=False)) for name, found in now.items()]
+        changed = [name for name, pairs in both if any(a[0] == b[0] and a[1] != b[1] for a, b in pairs)]
         self._before = now
         found = dict.fromkeys([*changed, *_unsaved_parts(owner, saved)])
         if new := [name for name in found if name not in self._told]:

@@ -204,7 +204,13 @@ class Critic(nn.Module):
                 f"algo.n_critics={self.ensemble.k}, but {type(self.networks).__name__} gives values of {len(values)} "
                 f"critics; make as many"
             )
-        return values if values.dim() == (3 if action else 4) else values.unsqueeze(-1)
+        values = values if values.dim() == (3 if action else 4) else values.unsqueeze(-1)
+        if values.shape[-1] != self.value.n_atoms:
+            raise ConfigError(
+                f"{type(self.networks).__name__} gives {values.shape[-1]} numbers for each action, but algo.value, a "
+                f"{type(self.value).__name__}, is of {self.value.n_atoms} (algo.n_atoms)"
+            )
+        return values
 
 
 def make_critic(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy, map_tree
 
 
@@ -39,6 +40,14 @@ class Distribution(ABC):
     @abstractmethod
     def entropy(self, params: Tensor) -> Tensor:
         """Entropy in nats [...]; an estimate if the class says so."""
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """KL(p || q) in nats [...], p with `params` and q with `other` [..., param_size].
+
+        Raises:
+            ConfigError: the family does not say.
+        """
+        raise ConfigError(f"{type(self).__name__} has no kl(params, other), the divergence of two; write it")
 
     def log_prob_entropy(self, params: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [...], for families that compute both faster together."""
@@ -79,6 +88,10 @@ class Joint(Distribution):
     def entropy(self, params: Tensor) -> Tensor:
         split = params.split(self.sizes, -1)
         return torch.stack([part.entropy(p) for part, p in zip(self.parts, split, strict=True)], -1).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        split = params.split(self.sizes, -1), other.split(self.sizes, -1)
+        return torch.stack([part.kl(p, q) for part, p, q in zip(self.parts, *split, strict=True)], -1).sum(-1)
 
     def _split(self, params: Tensor, others: Tree) -> list[tuple[Distribution, Tensor, Tree]]:
         return list(zip(self.parts, params.split(self.sizes, -1), others, strict=True))

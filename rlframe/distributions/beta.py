@@ -55,6 +55,12 @@ class Beta(Distribution):
         parts = _total((shapes - 1) * torch.digamma(shapes))
         return (_log_beta(shapes) - parts + (total - 2) * torch.digamma(total) + math.log(2)).sum(-1)
 
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        shapes, others = _shapes(params), _shapes(other)
+        nearer, total = shapes - others, _total(shapes)
+        parts = _total(nearer * torch.digamma(shapes)) - _total(nearer) * torch.digamma(total)
+        return (_log_beta(others) - _log_beta(shapes) + parts).sum(-1)
+
 
 def _shapes(params: Tensor) -> Tensor:
     """α and β [..., 2d]."""

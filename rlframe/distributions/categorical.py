@@ -40,6 +40,10 @@ class Categorical(Distribution):
         log_p = F.log_softmax(params, -1)
         return -(log_p.exp() * log_p).sum(-1)
 
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        log_p, log_q = F.log_softmax(params, -1), F.log_softmax(other, -1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
     def log_prob_entropy(self, params: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
         log_p = F.log_softmax(params, -1)
         taken = log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
@@ -68,6 +72,10 @@ class MultiCategorical(Distribution):
         logits = params.split(self.n, -1)
         return torch.stack([part.entropy(x) for part, x in zip(self.parts, logits, strict=True)], -1).sum(-1)
 
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        logits = params.split(self.n, -1), other.split(self.n, -1)
+        return torch.stack([part.kl(p, q) for part, p, q in zip(self.parts, *logits, strict=True)], -1).sum(-1)
+
 
 class Bernoulli(Distribution):
     """Independent bits [..., *shape]; params are their flattened logits [..., prod(shape)]."""
@@ -87,3 +95,6 @@ class Bernoulli(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(params, params.sigmoid(), reduction="none").sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        return (params.sigmoid() * (params - other) - F.softplus(params) + F.softplus(other)).sum(-1)

@@ -28,6 +28,12 @@ def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tenso
     return raw.tanh(), -noise.shape[-1] * (_HALF_LOG_TWO_PI + 2 * math.log(2)) - density
 
 
+def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """KL(p || q) [...] of independent normals [..., d]: Σ log(σ_q / σ_p) + (σ_p² + (μ_p - μ_q)²) / (2 σ_q²) - 1/2."""
+    wider, moved = 2 * (log_std - other_log_std), (mean - other_mean) * (-other_log_std).exp()
+    return 0.5 * (wider.exp() + moved.square() - 1 - wider).sum(-1)
+
+
 class DiagonalGaussian(Distribution):
     """Independent normals; params are mean and log standard deviation [..., 2d], actions [..., *shape] unclipped.
 
@@ -66,6 +72,9 @@ class DiagonalGaussian(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return (params.chunk(2, -1)[1] + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        return normal_kl(*params.chunk(2, -1), *other.chunk(2, -1))
 
 
 class TanhGaussian(Distribution):
@@ -124,6 +133,10 @@ class TanhGaussian(Distribution):
         noise = torch.linspace(-5, 5, 21, dtype=mean.dtype, device=mean.device)
         slope = _log_slope(mean[..., None] + log_std.exp()[..., None] * noise, torch) @ (-0.5 * noise**2).softmax(-1)
         return (log_std + 0.5 + _HALF_LOG_TWO_PI + slope).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """That of the Gaussians, as tanh maps both alike."""
+        return normal_kl(*self._split(params), *self._split(other))
 
     def _split(self, params: Any) -> tuple[Any, Any]:
         """Mean and log standard deviation [..., d]."""

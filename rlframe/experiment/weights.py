@@ -101,7 +101,10 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{source} holds another network: {one_line(error, 400)}") from None
+        said = one_line(error, 400)
+        added = "Unexpected key" in said and not ("Missing key" in said or "size mismatch" in said)
+        remedy = "; parts that your own algorithm adds to its agent belong in make_agent of its Config" if added else ""
+        raise ConfigError(f"{source} holds another network: {said}{remedy}") from None
 
 
 def load_init(agent: Agent, init: str, policy: str, config: Callable[[], Mapping[str, Any]]) -> None:

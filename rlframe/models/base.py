@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import chz
 import numpy as np
@@ -84,6 +84,13 @@ class Model(nn.Module, ABC):
         """The observation as networks beside this one see it, normalised as for this one."""
         return observation
 
+    def numpy_forward(self, n: int) -> Callable[..., Any] | None:
+        """What acting needs of it for n rows of NumPy arrays, with the current parameters; None if not implemented.
+
+        Acting on a CPU prefers it, so its results must equal those of torch up to rounding.
+        """
+        return None
+
 
 class PolicyModel(Model):
     """Maps agent inputs to action-distribution parameters and a state value."""
@@ -94,13 +101,6 @@ class PolicyModel(Model):
 
         `state` [B] is the state before the first row; it counts as zero where `inputs.first` is set.
         """
-
-    def numpy_forward(self, n: int) -> NumpyForward | None:
-        """`forward` for n rows of NumPy arrays, with the current parameters; None if not implemented.
-
-        Acting on a CPU prefers it, so its results must equal those of `forward` up to rounding.
-        """
-        return None
 
 
 @chz.chz

@@ -50,10 +50,6 @@ class QModel(Model):
     def resample(self, generator: torch.Generator) -> None:
         """Draw new noise for noisy layers."""
 
-    def numpy_forward(self, n: int) -> NumpyQ | None:
-        """`forward` for n rows of NumPy arrays, `noisy` [n]; None if not implemented (see PolicyModel)."""
-        return None
-
 
 class NoisyLinear(nn.Module):
     """y = (μ + σ⊙ε) x with factorised ε_ij = f(ε_i) f(ε_j), f(x) = sign(x) √|x| (Fortunato et al. 2018, eq. 9-11)."""

@@ -114,7 +114,7 @@ def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
 )
 def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(memory: str, n: int, message: str) -> None:
     _, agent = sampler_for(T=6, B=4, model_memory=memory)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         PPO(agent, BatchSpec(6, 4), 100, PPOConfig(minibatches=n))
 
 

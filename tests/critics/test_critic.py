@@ -65,6 +65,12 @@ def test_networks_of_ones_own_are_as_many_as_the_key_says() -> None:
         critic.q(torch.ones(3, 5), torch.zeros(3, 2))
 
 
+def test_networks_of_ones_own_have_the_numbers_that_the_value_is_of() -> None:
+    critic = Critic(Sums(), QuantileValue(5), Ensemble())
+    with pytest.raises(ConfigError, match=r"Sums gives 1 numbers .* a QuantileValue, is of 5 \(algo\.n_atoms\)"):
+        critic.q(torch.ones(3, 5), torch.zeros(3, 2))
+
+
 def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_the_first() -> None:
     """As CrossQ, whose batch normalisation needs it (Bhatt et al. 2024)."""
     networks = critic_of(norm="batch", hidden=(7,)).networks

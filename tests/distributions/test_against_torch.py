@@ -80,6 +80,15 @@ def test_entropy_matches_torch(dist: Distribution, reference: Any, lead: tuple[i
     torch.testing.assert_close(dist.entropy(params), reference(params).entropy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize(("dist", "reference"), CASES)
+def test_the_divergence_of_two_matches_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+    (params, _), (other, _) = drawn(dist, lead), drawn(dist, lead, seed=1)
+    expected = td.kl_divergence(reference(params), reference(other))
+    torch.testing.assert_close(dist.kl(params, other), expected.reshape(*lead, -1).sum(-1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dist.kl(params, params), torch.zeros(lead), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, -3.0), (0.5, -1.0), (-1.0, 0.0), (2.0, 1.0)])
 def test_the_entropy_of_a_tanh_gaussian_and_its_gradient_are_means_over_samples(mean: float, log_std: float) -> None:
     params = torch.tensor([mean, log_std], dtype=torch.float64, requires_grad=True)
@@ -104,10 +113,11 @@ def test_multi_categorical_is_independent_categoricals(lead: tuple[int, ...]) ->
     params, noise = drawn(dist, lead)
     action = dist.sample(params, noise)
     assert action.shape == (*lead, 2)
-    parts = [td.Categorical(logits=logits) for logits in params.split([2, 3], -1)]
+    parts, double = ([td.Categorical(logits=x) for x in (k * params).split([2, 3], -1)] for k in (1, 2))
     log_prob = sum(part.log_prob(action[..., i]) for i, part in enumerate(parts))
     torch.testing.assert_close(dist.log_prob(params, action), log_prob)
     torch.testing.assert_close(dist.entropy(params), sum(part.entropy() for part in parts))
+    torch.testing.assert_close(dist.kl(params, 2 * params), sum(map(td.kl_divergence, parts, double)))
 
 
 @pytest.mark.parametrize("lead", LEADS)
@@ -129,6 +139,8 @@ def test_a_nested_joint_is_the_sum_of_its_parts(lead: tuple[int, ...]) -> None:
     torch.testing.assert_close(dist.log_prob(params, action), expected)
     torch.testing.assert_close(log_prob, expected)
     torch.testing.assert_close(dist.entropy(params), sum(d.entropy(p) for d, p in zip(parts, split, strict=True)))
+    moved = sum(d.kl(p, 2 * p) for d, p in zip(parts, split, strict=True))
+    torch.testing.assert_close(dist.kl(params, 2 * params), moved)
 
 
 def test_a_dict_of_actions_is_read_by_key_not_by_order() -> None:

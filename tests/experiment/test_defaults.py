@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import chz
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from rlframe.algos import a2c, appo, ars, ddpg, dqn, es, impala, pg, ppo, pqn, r2d1, sac, td3
+from rlframe.algos.defaults import Kind, defaults_of
+from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
 from rlframe.experiment.checks import check_parts
@@ -109,6 +112,17 @@ def test_show_says_which_algorithm_a_default_is_of(capsys):
     printed = {line.split("=")[0]: line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()}
     assert printed["model.hidden"] == printed["sampler.batch_B"] == "default of algo=sac"
     assert (printed["algo.tau"], printed["algo.n_step"]) == ("command line", "default")
+
+
+def test_a_field_that_a_subclass_states_anew_has_its_default():
+    @chz.chz
+    class Config(ppo.Config):
+        epochs: int = count(3, "passes")
+
+    for kind in Kind:
+        ours, theirs = defaults_of(Config, kind).own, defaults_of(ppo.Config, kind).own
+        assert theirs.items() - ours.items() == {("epochs", n) for n in [theirs.get("epochs")] if n}
+    assert defaults_of(ppo.Config, Kind.VECTORS).own["epochs"] != 3
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,9 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     kept, target = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     algo.agent = kept
     vars(algo).update(target=target, means=[torch.ones(()), kept.bias], online=[kept.weight], fixed=torch.nn.ReLU())
+    vars(algo).update(batches=[], names={"a": 1})
     algo.state_dict()
+    algo.batches = [np.ones(1)]
     vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
     with torch.no_grad():
         for x in (algo.averaged, algo.means[0], target.weight, kept.weight):
@@ -114,7 +116,10 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "`saved` does not name Mine.averaged, Mine.counted, Mine.means, Mine.target: a resumed run begins" in told
+    assert (
+        "`saved` does not name Mine.averaged, Mine.batches, Mine.counted, Mine.means, Mine.target: a resumed run begins"
+        in told
+    )
 
 
 def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snapshot(
