@@ -255,11 +255,11 @@ def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first:
     skipped = learner.algo.progress.skipped_updates.pop()
     if nonfinite == "stop":
         newest = current_run().newest_snapshot()
-        of_first = "It is the first update, so look at the loss, the rewards and the observations"
-        advice = f"Try a lower learning rate ({skipped.rate}) or smaller rewards" if skipped.updates else of_first
+        look = "" if skipped.updates else "; as it is the first update, look at its loss and observations too"
         raise Diverged(
             f"{save_skipped_update(learner, skipped, metrics)}. "
-            f"The last good snapshot is {newest or 'none'}. {advice}; runner.nonfinite=skip skips such updates"
+            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate ({skipped.rate}) or "
+            f"smaller rewards{look}; runner.nonfinite=skip skips such updates"
         )
     if first:
         _logger.warning("%s; runner.nonfinite=skip continues", save_skipped_update(learner, skipped, metrics))
