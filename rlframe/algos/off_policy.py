@@ -108,7 +108,15 @@ class FromReplay(Algorithm):
     saved: Sequence[str] = ("progress", "ratio", "replay")
 
     def __init__(self, agent: Any, replay: Replay[Any], n_steps: int, config: Any) -> None:
-        """`n_steps`: env_steps of the run, over which schedules go."""
+        """`n_steps`: env_steps of the run, over which schedules go.    config: a FromReplayConfig.
+
+        Raises:
+            ConfigError: it is another Config.
+        """
+        if not isinstance(config, FromReplayConfig):
+            raise ConfigError(
+                f"{type(self).__name__} needs a Config that inherits FromReplayConfig, whose keys it reads"
+            )
         self.agent, self.replay, self.config = agent, replay, config
         self.device, self.progress = next(agent.parameters()).device, Progress()
         self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts, self.progress)

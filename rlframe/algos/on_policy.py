@@ -151,7 +151,7 @@ class OnPolicyEpochs(OnPolicy):
     def __init__(
         self, agent: PolicyAgent | QAgent, batch_spec: BatchSpec, n_steps: int, config: Any, seed: int
     ) -> None:
-        """As `OnPolicy`; `seed`: of the order. Raises ValueError if the minibatches do not divide the batch."""
+        """As `OnPolicy`; `seed`: of the order. Raises ConfigError if the minibatches do not divide the batch."""
         check_minibatches(config.minibatches, batch_spec, agent.recurrent)
         super().__init__(agent, n_steps, config)
         self.rng = generator(seed, Role.ALGO)

@@ -97,13 +97,14 @@ class ReplayRatio:
 
     def state_dict(self) -> dict[str, list[int]]:
         """All counts as exact fractions."""
-        counts = {"pending": self.pending, "dropped": self.dropped, "rows": self._rows, "counted": self._counted}
+        counts = {"pending": self.pending, "dropped": self.dropped, "rows": self._rows}
         return {name: list(count.as_integer_ratio()) for name, count in counts.items()}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        """Continue from saved counts."""
+        """Continue from saved counts, once `progress` has its own."""
+        self._counted = self.progress.updates
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
-        self._rows, self._counted = state["rows"][0], state["counted"][0]
+        self._rows = state["rows"][0]
 
 
 class TargetMoves:

@@ -132,11 +132,18 @@ def _parameters(optimizer: OptimizerStep | torch.optim.Optimizer) -> list[Tensor
 
 
 def _tensors(part: Any) -> list[Tensor]:
-    """Those of a tensor, a network, or a list, tuple or dict, in which changes can be counted."""
-    if isinstance(part, nn.Module):
-        return [*part.parameters(), *part.buffers()]
-    found = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | deque) else [part]
+    """Those in which changes can be counted, of a tensor, a network, or lists, tuples and dicts of these."""
+    if isinstance(part, list | tuple | deque | dict):
+        return [x for each in (part.values() if isinstance(part, dict) else part) for x in _tensors(each)]
+    found = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]
     return [x for x in found if isinstance(x, Tensor) and not x.is_inference()]  # such a one has no count
+
+
+def _kept_places(owner: Any, saved: Sequence[str]) -> set[int]:
+    """Where the tensors of the agent and of all that is saved lie, also those of a saved object's attributes."""
+    parts = [getattr(owner, name, None) for name in ("agent", *saved)]
+    parts += [x for part in parts for x in getattr(part, "__dict__", {}).values() if isinstance(x, nn.Module | Tensor)]
+    return {x.data_ptr() for part in parts for x in _tensors(part)}
 
 
 class UnsavedState:
@@ -154,10 +161,10 @@ class UnsavedState:
     def look(self, owner: Any, saved: Sequence[str]) -> None:
         """Warn of what is found, once of each name."""
         now: dict[str, list[tuple[tuple[int, ...], float]]] = {}
-        kept = {id(x) for name in ("agent", *saved) for x in _tensors(getattr(owner, name, None))}
+        kept = _kept_places(owner, saved)
         for name in sorted(vars(owner).keys() - {"agent", *saved}):
             x = vars(owner)[name]
-            own = [each for each in _tensors(x) if id(each) not in kept]
+            own = [each for each in _tensors(x) if each.data_ptr() not in kept]
             now[name] = [(tuple(map(id, own)), sum(each._version for each in own))]
             if type(x) in (int, float) or isinstance(x, list | dict | deque):
                 now[name].append(((), x if isinstance(x, int | float) else len(x)))
@@ -168,4 +175,4 @@ class UnsavedState:
         if new := [name for name in found if name not in self._told]:
             self._told.update(new)
             names = ", ".join(f"{type(owner).__name__}.{name}" for name in new)
-            _logger.warning(f"`saved` does not name {names}: a resumed run begins with the first value")
+            _logger.warning(f"`saved` does not name {names}: a resumed run begins with what __init__ makes of it")

@@ -41,8 +41,8 @@ class plain_value(MetaFactory):
 def _not_a_number(text: str, units: Mapping[str, float]) -> str:
     """With the number to write, if it is one with a unit, as people say it."""
     found = re.fullmatch(r"(\d+\.?\d*)([a-z]+)", text.strip().lower())
-    remedy = f"; write {float(found[1]) * units[found[2]]:_.0f}" if found and found[2] in units else ""
-    return f"{text!r} is not a number{remedy}"
+    number = float(found[1]) * units.get(found[2], 0.0) if found else 0.0
+    return f"{text!r} is not a number{f'; write {number:_.0f}' if number and number.is_integer() else ''}"
 
 
 def _count(text: str) -> int:

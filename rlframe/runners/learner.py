@@ -74,7 +74,7 @@ class Learner:
         metrics = self.algo.update()
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"{algo}.update returned {type(metrics).__name__}; return metrics by name, {{}} for none")
-        if progress.updates == before and self.algo.n_rows():
+        if progress.updates == before and self.algo.n_rows() and self.algo.updates_due():
             raise ConfigError(f"{algo}.update counted no update, so it stays due; add: self.progress.updates += 1")
         return metrics
 

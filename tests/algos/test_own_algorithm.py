@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from rlframe import launch
+from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.off_policy import FromReplay
 from rlframe.algos.ppo import Config as PPOConfig
+from rlframe.core.errors import ConfigError
 from rlframe.updates.optimizer_step import make_optimizer_step
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules
@@ -73,6 +76,15 @@ def test_a_key_of_an_own_algorithm_is_named_as_it_is_given(
 ) -> None:
     assert launch.main([*words(f"algo={awac} {RUN}", tmp_path), "algo.n_critics=101"]) == 2
     assert "error: algo.n_critics=101 must be from 1 to 100" in capsys.readouterr().err
+
+
+def test_a_config_without_the_keys_of_replay_is_refused() -> None:
+    class Own(FromReplay):
+        def update(self) -> UpdateMetrics:
+            return {}
+
+    with pytest.raises(ConfigError, match="Own needs a Config that inherits FromReplayConfig"):
+        Own(nn.Linear(1, 1), None, 100, PPOConfig())
 
 
 def test_a_loss_through_another_network_gives_it_no_gradient() -> None:

@@ -103,23 +103,23 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     vars(algo).update(mine=1, constant=2.0, counted=0, averaged=torch.ones(()), shown=torch.ones(()))
     kept, target = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     algo.agent = kept
+    target.register_buffer("seen", None)
     vars(algo).update(target=target, means=[torch.ones(()), kept.bias], online=[kept.weight], fixed=torch.nn.ReLU())
-    vars(algo).update(batches=[], names={"a": 1})
+    vars(algo).update(batches=[], names={"a": 1}, alias=[kept.weight.detach()], targets={"q": torch.nn.Linear(1, 1)})
     algo.state_dict()
     algo.batches = [np.ones(1)]
     vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
     with torch.no_grad():
         for x in (algo.averaged, algo.means[0], target.weight, kept.weight):
             x.mul_(0.5)
+        algo.targets["q"].weight.mul_(0.5)
     with torch.inference_mode():
-        algo.seen = torch.ones(())  # as a hook keeps it while acting
+        algo.seen = target.seen = torch.ones(())  # as a hook keeps it while acting
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert (
-        "`saved` does not name Mine.averaged, Mine.batches, Mine.counted, Mine.means, Mine.target: a resumed run begins"
-        in told
-    )
+    names = "Mine.averaged, Mine.batches, Mine.counted, Mine.means, Mine.target, Mine.targets"
+    assert f"`saved` does not name {names}: a resumed run begins" in told
 
 
 def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snapshot(
