@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlframe.algos import a2c, appo, impala
+from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import debug_envs
 from rlframe.optimizers import AdamConfig
@@ -137,5 +138,5 @@ def test_settings_out_of_range_are_refused() -> None:
     agent, spec = table_agent(2), BatchSpec(4, 2)
     with pytest.raises(ValueError, match=r"rho_clip=0.5 must be at least algo.c_clip=1.0"):
         impala.IMPALA(agent, 10, impala.Config(rho_clip=0.5))
-    with pytest.raises(ValueError, match=r"algo.minibatches=3 must divide"):
+    with pytest.raises(ConfigError, match=r"algo.minibatches=3 must divide"):
         appo.APPO(agent, spec, 10, appo.Config(minibatches=3))

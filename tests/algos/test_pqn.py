@@ -205,9 +205,9 @@ def test_epsilon_follows_the_env_steps_and_noise_is_drawn_anew_for_each_step() -
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"algo.minibatches=5 must divide the 24 rows of a batch \(sampler.batch_T"):
+    with pytest.raises(ConfigError, match=r"algo.minibatches=5 must divide the 24 rows of a batch \(sampler.batch_T"):
         made(debug_envs.memory, 6, 4, 1, minibatches=5)
-    with pytest.raises(ValueError, match=r"algo.minibatches=3 must divide the 4 sequences"):
+    with pytest.raises(ConfigError, match=r"algo.minibatches=3 must divide the 4 sequences"):
         made(debug_envs.memory, 6, 4, 1, GRU, minibatches=3)
     with pytest.raises(ConfigError, match="needs Discrete actions"):
         made("Pendulum-v1", 6, 4, 1)
