@@ -39,9 +39,6 @@ class Config(ImitationConfig):
     )
     learn_T: int = count(20, "rows of a sequence, with model.memory; an update learns from batch_size of them")
 
-    def check_run(self, n_steps: int) -> None:
-        """Nothing: the rows of an update depend on the agent's memory, so BC checks them."""
-
     def make_replay(self, agent: PolicyAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Any]:
         if agent.recurrent:
             state = agent.initial_state(range(batch_spec.B))

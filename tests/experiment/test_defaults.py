@@ -121,7 +121,7 @@ def test_a_field_that_a_subclass_states_anew_has_its_default():
 
     for kind in Kind:
         ours, theirs = defaults_of(Config, kind).own, defaults_of(ppo.Config, kind).own
-        assert theirs.items() - ours.items() == {("epochs", n) for n in [theirs.get("epochs")] if n}
+        assert ours == {name: value for name, value in theirs.items() if name != "epochs"}
     assert defaults_of(ppo.Config, Kind.VECTORS).own["epochs"] != 3
 
 
