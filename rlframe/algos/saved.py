@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from rlframe.core.config import nearest
+from rlframe.core.errors import qualified_name
+from rlframe.core.struct import Struct, leaves
 from rlframe.updates.optimizer_step import OptimizerStep
 
-_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | None
+_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | Struct | None
+_CLASS = "(class)"  # the key of a Struct's class in its state, beside its fields
 
 _logger = logging.getLogger("rlframe")
 
@@ -48,12 +51,13 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
     """Set attributes to their saved states; tensors that are made for it are on `device`.
 
     Raises:
-        TypeError: one is not there.    ValueError: a tensor or array had another shape or another dtype.
+        TypeError: one is not there.
+        ValueError: a tensor or array had another shape or dtype, or the class of a Struct is not there.
     """
     for name in names:
         part, state = _part(owner, name), states[name]
         if not _load(part, state, f"{type(owner).__name__}.{name}"):
-            setattr(owner, name, tree_map_only(Tensor, lambda x: x.to(device), state))
+            setattr(owner, name, _unpacked(state, device, f"{type(owner).__name__}.{name}"))
 
 
 def _part(owner: Any, name: str) -> Any:
@@ -73,9 +77,38 @@ def _state_of(part: Any, name: str) -> Any:
     if not isinstance(part, _PLAIN):
         raise TypeError(
             f"{name}, which `saved` names, is a {type(part).__name__}, and has no state_dict; a tensor, an array, a "
-            f"number, a list or dict of these, or a generator needs none"
+            f"number, a Struct, a list or dict of these, or a generator needs none"
         )
-    return part
+    return _packed(part)
+
+
+def _packed(part: Any) -> Any:
+    """The same lists, tuples and dicts, where a dict with the name of its class stands for each Struct."""
+    if isinstance(part, Struct):
+        return {_CLASS: qualified_name(type(part)), **{x.name: _packed(getattr(part, x.name)) for x in fields(part)}}
+    return _branches(_packed, part)
+
+
+def _unpacked(state: Any, device: torch.device, name: str) -> Any:
+    """The inverse of `_packed`, with tensors on `device`. Raises ValueError if the class of a Struct is not there."""
+    if isinstance(state, dict) and _CLASS in state:
+        known = {qualified_name(cls): cls for cls in _below(Struct)}
+        if (cls := state[_CLASS]) not in known:
+            raise ValueError(f"{name} holds a Struct of the class {cls}, which is not there{nearest(cls, known)}")
+        return known[cls](**{key: _unpacked(x, device, name) for key, x in state.items() if key != _CLASS})
+    return state.to(device) if isinstance(state, Tensor) else _branches(lambda x: _unpacked(x, device, name), state)
+
+
+def _branches(f: Callable[[Any], Any], part: Any) -> Any:
+    """A list, tuple or dict with `f` applied to what it holds; all else as it is."""
+    if isinstance(part, dict):
+        return {key: f(x) for key, x in part.items()}
+    return type(part)(map(f, part)) if type(part) in (list, tuple) else part
+
+
+def _below(cls: type) -> list[type]:
+    """All classes that inherit from it."""
+    return [x for each in cls.__subclasses__() for x in (each, *_below(each))]
 
 
 def _load(part: Any, state: Any, name: str) -> bool:
@@ -132,7 +165,8 @@ def _parameters(optimizer: OptimizerStep | torch.optim.Optimizer) -> list[Tensor
 
 
 def _tensors(part: Any) -> list[Tensor]:
-    """Those in which changes can be counted, of a tensor, a network, or lists, tuples and dicts of these."""
+    """Those in which changes can be counted, of a tensor, a network, a Struct, or lists, tuples and dicts of these."""
+    part = leaves(part) if isinstance(part, Struct) else part
     if isinstance(part, list | tuple | deque | dict):
         return [x for each in (part.values() if isinstance(part, dict) else part) for x in _tensors(each)]
     found = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from rlframe import launch
 from rlframe.algos.base import Frozen
 from rlframe.algos.saved import UnsavedState
+from rlframe.core.struct import Struct, plain
 from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
+from rlframe.record.codec import decode, encode
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.learner import Idle, Standstill
 from tests.algos.test_cuda_graph import batches, learned, made
@@ -52,6 +55,12 @@ def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, m
         "self.size =": "self.n = 0; self.seen = None; self.size =",
         "with torch": "self.n += 1; self.seen = [loss.detach()]; with torch",
     }
+    kept = "self.seen = [loss.detach()]; self.batches = [*self.batches[-2:], batch.map(lambda x: x.detach().clone())]"
+    counted |= {
+        '"seen")': '"seen", "batches")',
+        "self.seen = None": "self.seen = None; self.batches = []",
+        "self.seen = [loss.detach()]": kept,
+    }
     for before, after in counted.items():
         assert before in file.read_text()
         file.write_text(file.read_text().replace(before, after.replace("; ", "\n        ")))
@@ -64,6 +73,7 @@ def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, m
     assert algo["n"] == algo["progress"]["updates"] > 10
     assert 0 < algo["size"] != 1
     assert len(algo["seen"]) == 1
+    assert len(algo["batches"]) == 3
 
 
 class Mine(Frozen):
@@ -171,6 +181,27 @@ def test_state_of_another_shape_or_kind_does_not_fit(before: Any, after: Any, sa
     algo.mine = after
     with pytest.raises(ValueError, match=says):
         algo.load_state_dict(state)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Struct):
+    """A record of a test's own."""
+
+    x: Any
+    steps: int = plain(3)
+
+
+def test_records_are_saved_within_lists_and_one_whose_class_is_gone_is_named() -> None:
+    algo, arrays = Mine(None), {}  # type: ignore[var-annotated]
+    algo.mine = [{"a": Kept((Kept(np.arange(2)), torch.ones(2)), 5)}]
+    tree = encode(algo.state_dict(), arrays)
+    algo.mine = []
+    algo.load_state_dict(decode(tree, arrays))
+    inner, ones = algo.mine[0]["a"].x
+    assert (algo.mine[0]["a"].steps, inner.steps, inner.x.tolist(), ones.tolist()) == (5, 3, [0, 1], [1, 1])
+    gone = {**Mine(None).progress.state_dict()}
+    with pytest.raises(ValueError, match=r"Mine\.mine holds a Struct of the class mine:Keptt, which is not there"):
+        algo.load_state_dict({"progress": gone, "mine": {"(class)": "mine:Keptt"}})
 
 
 def test_a_file_with_a_config_needs_no_name(mine: Path, tmp_path: Path) -> None:
