@@ -162,82 +162,93 @@ class DDPG(OffPolicyActorCritic):
     def receive(self, samples: Samples) -> None:
         super().receive(samples)
         if self.new_rows and len(index := self.new_rows.newest()):
-            self.replay.update_priorities(index, self._priorities(self.scaled(self.new_rows.read(index))))
+            self.replay.update_priorities(index, self._first_priority(self.scaled(self.new_rows.read(index))))
 
     @torch.no_grad()
-    def _priorities(self, batch: Transitions) -> Tensor:
+    def _first_priority(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
         self.critic.choose(self.generator)
-        noise = self._noise(batch.action)
-        values, target = self._values_and_target(batch, noise)
-        return priorities(self._error(batch, values, target))
+        return self.priority(batch, *self.values_and_target(batch, self.noise(batch.action)))
 
     def update(self) -> UpdateMetrics:
         beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         batch = self.scaled(self.replay.sample(self.config.batch_size, beta))
-        self.critic.choose(self.generator)
-        n, c = self.progress.updates, self.config
-        metrics, values, target = self.learn_critics((batch, self._noise(batch.action)))
-        if is_due(n, c.policy_interval):
-            metrics |= self.learn_policy(batch)
-        if self.moves.turn(c.target_interval):
-            soft_update(self.targets, self.online, self.now.tau)
+        metrics, values, target = self.learn(batch)
+        if self.moves.turn(self.config.target_interval):
+            self.move_targets()
         self.progress.updates += 1
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))
+            self.replay.update_priorities(batch.index, self.priority(batch, values, target))
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn_critics(self, inputs: tuple[Transitions, Tree]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1).
+    def learn(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """A step of the critics, and of the actor if it has its turn. Metrics, and what `priority` is of."""
+        self.critic.choose(self.generator)
+        metrics, values, target = self.learn_critics((batch, self.noise(batch.action)))
+        if is_due(self.progress.updates, self.config.policy_interval):
+            metrics |= self.learn_policy(batch)
+        return metrics, values, target
 
-        Also returns what `_error` is of.
-        """
+    def move_targets(self) -> None:
+        """Move the targets towards the online networks."""
+        soft_update(self.targets, self.online, self.now.tau)
+
+    def priority(self, batch: Transitions, values: Tensor, target: Tensor) -> Tensor:
+        """|Q - y| [n], or what stands for it of another kind of value, a mean over the critics."""
+        clip = self.now.target_clip
+        return priorities(self.critic.value.loss(values, target, batch.return_, batch.bootstrap, clip)[1].mean(0))
+
+    def noise(self, action: Tensor) -> Tree:
+        """ε ~ N(0, 1) of the target policy for actions [n, *act]; () if it has none."""
+        if self.config.target_noise == 0:
+            return ()
+        return torch.randn(action.shape, generator=self.generator, device=self.device)
+
+    def _learn_critics(self, inputs: tuple[Transitions, Tree]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """One step of the critics. Also returns what `priority` is of."""
         batch, noise = inputs
-        values, target = self._values_and_target(batch, noise)
-        loss = 2 * self.critic.loss(values, target, batch.return_, batch, self.now.target_clip)
+        values, target = self.values_and_target(batch, noise)
+        loss = self.critic_loss(values, target, batch)
         self.critic_optimizer.minimize(loss, batch)
         metrics = {"loss": loss.detach(), "q": self.critic.value.q(values.detach()).mean()}
         return metrics, values.detach(), target
 
     def _learn_policy(self, batch: Transitions) -> dict[str, Tensor]:
-        """Descend the actor's loss with a = μ(s)."""
+        """One step of the actor, whose actions a = μ(s) are what its loss is of."""
         observation = self.normalized(batch.inputs)
-        outputs = self._outputs(self.agent.model, observation)
+        outputs = self.outputs(self.agent.model, observation)
         with frozen(self.critic_optimizer.parameters):
             q = self.critic.first_q(observation, self.policy.action(outputs))
             loss = self.actor_loss(q, outputs, batch.action)
         self.optimizer.minimize(loss, batch)
         return {"policy_loss": loss.detach()}
 
-    def _values_and_target(self, batch: Transitions, noise: Tree) -> tuple[Tensor, Tensor]:
-        """Z_i(s, a) [critics, n, n_atoms] and Z'(s', a') [n, n_atoms] of the least of the target critics."""
-        observation, next_observation = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
-        next_action = self._next_action(next_observation, noise)
-        return self.critic.with_target(observation, batch.action, next_observation, next_action)
+    def critic_loss(self, values: Tensor, target: Tensor, batch: Transitions) -> Tensor:
+        """Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1).
 
-    def _error(self, batch: Transitions, values: Tensor, target: Tensor) -> Tensor:
-        """|Q - y| [n], or what stands for it of another kind of value, a mean over the critics."""
-        clip = self.now.target_clip
-        return self.critic.value.loss(values, target, batch.return_, batch.bootstrap, clip)[1].mean(0)
-
-    @torch.no_grad()
-    def _next_action(self, next_observation: Tree, noise: Tree) -> Tensor:
-        """a' = μ'(s'); with target noise clip(μ'(s') + clip(σ ε, -c, c), -1, 1)."""
-        action, c = self.policy.action(self._outputs(self.target_actor, next_observation)), self.now
-        if self.config.target_noise == 0:
-            return action
-        return target_policy_smoothing(action, noise, c.target_noise, c.target_noise_clip)
-
-    def _outputs(self, actor: Actor, observation: Tree) -> Tensor:
-        """u [n, d] of normalised observations, of which the actions μ(s) are the tanh."""
-        return actor.params(observation)
-
-    def _noise(self, action: Tensor) -> Tree:
-        """ε ~ N(0, 1) of the target policy for actions [n, *act]; () if it has none."""
-        if self.config.target_noise == 0:
-            return ()
-        return torch.randn(action.shape, generator=self.generator, device=self.device)
+        Args:
+            values: Z_i(s, a) [critics, n, n_atoms].    target: Z'(s', a') [n, n_atoms].
+        """
+        return 2 * self.critic.loss(values, target, batch.return_, batch, self.now.target_clip)
 
     def actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
         """-mean Q_1(s, μ(s)) of q [n], whose gradient is -mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
         return -q.mean()
+
+    def values_and_target(self, batch: Transitions, noise: Tree) -> tuple[Tensor, Tensor]:
+        """Z_i(s, a) [critics, n, n_atoms] and Z'(s', a') [n, n_atoms] of the least of the target critics."""
+        observation, next_observation = self.normalized(batch.inputs), self.normalized(batch.next_inputs)
+        next_action = self.next_action(next_observation, noise)
+        return self.critic.with_target(observation, batch.action, next_observation, next_action)
+
+    @torch.no_grad()
+    def next_action(self, next_observation: Tree, noise: Tree) -> Tensor:
+        """a' = μ'(s'); with target noise clip(μ'(s') + clip(σ ε, -c, c), -1, 1)."""
+        action, c = self.policy.action(self.outputs(self.target_actor, next_observation)), self.now
+        if self.config.target_noise == 0:
+            return action
+        return target_policy_smoothing(action, noise, c.target_noise, c.target_noise_clip)
+
+    def outputs(self, actor: Actor, observation: Tree) -> Tensor:
+        """u [n, d] of normalised observations, of which the actions μ(s) are the tanh."""
+        return actor.params(observation)

@@ -142,24 +142,32 @@ class PPO(OnPolicyEpochs):
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
-        batch = self._advantages(samples, values(self.agent, samples))
+        metrics = self.learn_epochs(self.batch_of(samples, values(self.agent, samples)), samples)
+        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
+        return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def batch_of(self, samples: Samples, value: Tensor) -> Batch:
+        """The rows to learn from, with what they come to by the values [T+1, B] of all observations."""
+        batch = make_batch(samples, *self.targets(samples, value), self.agent.model.uses_previous)
+        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
+
+    def targets(self, samples: Samples, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, B] of a batch, by the values [T+1, B]; advantages are normalised later."""
+        c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
+        return generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
+
+    def learn_epochs(self, batch: Batch, samples: Samples) -> dict[str, Any]:
+        """All epochs over the rows of a batch; metrics."""
         fit = explained_variance(batch.value, batch.return_, batch.valid)
         steps: list[tuple[RowTerms, Tensor]] = []
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
                 with torch.no_grad():
-                    batch = self._advantages(samples, self.agent(samples.inputs, samples.state)[1])
+                    batch = self.batch_of(samples, self.agent(samples.inputs, samples.state)[1])
             if not self._epoch(batch, samples, steps):
                 break
         penalty = self._adapt_penalty(samples) if self.config.kl_coef != 0 else {}
-        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
-        return {**self._means(steps), **penalty, "explained_variance": fit, "learning_rate": self.optimizer.rate}
-
-    def _advantages(self, samples: Samples, value: Tensor) -> Batch:
-        c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
-        advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
-        batch = make_batch(samples, advantage, return_, self.agent.model.uses_previous)
-        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
+        return {**self._means(steps), **penalty, "explained_variance": fit}
 
     def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[RowTerms, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""

@@ -122,7 +122,7 @@ class ActorCritic(PolicyModel):
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         params, _, value, state = self.with_features(inputs, state)
-        return self.outputs.logits(params, inputs.observation), value, state
+        return params, value, state
 
     @property
     def head(self) -> nn.Module:
@@ -130,7 +130,7 @@ class ActorCritic(PolicyModel):
         return self.policy_head
 
     def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
-        """Parameters, the features [..., F] that the head maps to them, value and the next state."""
+        """As `forward`, with the features [..., F] that the policy's head maps to its parameters in second place."""
         observation = self.normalized(inputs.observation)
         if self.critic is None:
             features, state = self.actor(observation, inputs, state)
@@ -140,17 +140,17 @@ class ActorCritic(PolicyModel):
             features, actor_state = self.actor(observation, inputs, actor_state)
             value_features, critic_state = self.critic(observation, inputs, critic_state)
             state = (actor_state, critic_state) if state else ()
-        return self.policy_head(features), features, self.value_head(value_features).squeeze(-1), state
+        params = self.outputs.logits(self.policy_head(features), inputs.observation)
+        return params, features, self.value_head(value_features).squeeze(-1), state
 
     def numpy_forward(self, n: int) -> NumpyForward | None:
         evaluate = self.numpy_with_features(n)
         if evaluate is None:
             return None
-        logits = self.outputs.numpy_logits() if self.outputs.changes_logits else None
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
             params, _, value, state = evaluate(inputs, state)
-            return logits(params, inputs.observation) if logits else params, value, state
+            return params, value, state
 
         return forward
 
@@ -163,6 +163,7 @@ class ActorCritic(PolicyModel):
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
         policy_head, value_head = map(numpy_inference.head, (self.policy_head, self.value_head))
+        logits = self.outputs.numpy_logits() if self.outputs.changes_logits else None
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tree]:
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
@@ -177,6 +178,7 @@ class ActorCritic(PolicyModel):
                 value_features, critic_state = critic(observation, inputs, critic_state)
                 state = (actor_state, critic_state) if state else ()
             params, value = policy_head(features).reshape(n, -1), value_head(value_features).reshape(n)
+            params = logits(params, inputs.observation) if logits else params
             return params, features.reshape(n, -1), value, numpy_inference.in_rows(state, n)
 
         return forward

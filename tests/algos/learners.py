@@ -122,8 +122,8 @@ def kept_gradients() -> Iterator[None]:
 def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
     """What the critics of TD3 or DDPG are to come to for these rows [n]."""
     other = copy.deepcopy(algo)
-    noise = other._noise(batch.action)
-    target = other._values_and_target(batch, noise)[1]
+    noise = other.noise(batch.action)
+    target = other.values_and_target(batch, noise)[1]
     found: torch.Tensor = batch.return_ + batch.bootstrap * target.squeeze(-1)
     return found
 

@@ -40,6 +40,7 @@ def two_rows() -> Any:
     return transitions([1.0, 2.0], [0.5, -1.0], [0.25, 3.0], [0.9, 0.0], [1.0, 7.0])
 
 
+STATE_AND_ACTION = torch.ones(1, 1), torch.ones(1, 1)
 TARGETS = [0.25 + 0.9 * (10 - TANH_HALF), 3.0]
 
 
@@ -86,6 +87,30 @@ def test_new_rows_have_the_error_that_an_update_would_find() -> None:
         found = algo.replay.selector._tree.leaves[index % algo.replay._readers[0].candidates.n_slots]
         assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
         assert len(set(found.tolist())) > 2
+
+
+def test_the_methods_of_a_subclass_decide_losses_priorities_and_when_targets_move() -> None:
+    algo, before = by_hand(prioritized=True), by_hand().critic.target_q(*STATE_AND_ACTION)
+
+    class Own(ddpg.DDPG):
+        def critic_loss(self, values: Any, target: Any, batch: Any) -> torch.Tensor:
+            return super().critic_loss(values, target, batch) + 100
+
+        def priority(self, batch: Any, values: Any, target: Any) -> torch.Tensor:
+            return super().priority(batch, values, target).clamp(min=10)
+
+        def learn(self, batch: Any) -> Any:
+            metrics, *others = super().learn(batch)
+            return {**metrics, "rows": torch.tensor(float(len(batch.return_)))}, *others
+
+        def move_targets(self) -> None:
+            """They stay."""
+
+    algo.__class__ = Own
+    metrics, plain = updated(algo, two_rows()), updated(by_hand(prioritized=True), two_rows())
+    assert (metrics["loss"], metrics["rows"]) == (pytest.approx(plain["loss"] + 100), 2)
+    assert algo.replay.told.tolist() == pytest.approx([10, 10])
+    assert torch.equal(algo.critic.target_q(*STATE_AND_ACTION), before)
 
 
 def test_first_priorities_need_a_replay_that_reads_its_rows_back() -> None:

@@ -189,7 +189,7 @@ def test_ppos_gradient_is_autograds_of_its_loss(env: str, memory: str, value_cli
         for parameter in agent.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     algo = PPO(agent, BatchSpec(40, 2), 10**6, config)
-    batch = algo._advantages(samples, values(agent, samples))
+    batch = algo.batch_of(samples, values(agent, samples))
     params, value, _ = agent(samples.inputs[:-1], samples.state)
     log_prob, entropy = agent.distribution.log_prob(params, samples.action), agent.distribution.entropy(params)
     ratio = (log_prob - batch.log_prob).exp()

@@ -167,7 +167,7 @@ def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_wi
     algo.receive(samples)
     algo.update()
     with torch.no_grad():
-        batch = algo._advantages(samples, algo.agent(samples.inputs, samples.state)[1])
+        batch = algo.batch_of(samples, algo.agent(samples.inputs, samples.state)[1])
     with torch.no_grad():
         value = algo.agent(samples.inputs, samples.state)[1]
     fresh = samples.valid & samples.terminated

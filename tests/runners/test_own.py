@@ -76,6 +76,18 @@ def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, m
     assert len(algo["batches"]) == 3
 
 
+def test_batches_kept_for_a_later_phase_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = saved_block("ppg", "tutorials/own_loss", tmp_path, monkeypatch)
+    case = (
+        f"algo={file} env=CartPole-v1 sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] "
+        "eval.n_episodes=1 algo.epochs=1 algo.minibatches=2 algo.n_batches=3 algo.aux_epochs=1 runner.n_steps=288 "
+        "runner.log_interval_steps=32"
+    )
+    run = assert_resumed_exactly(case, tmp_path, monkeypatch)
+    algo = load_snapshot(resolve_snapshot(run))[0]["algo"]
+    assert (len(algo["kept"]), algo["progress"]["updates"]) == (1, 10 * 2 + 3 * 3)
+
+
 class Mine(Frozen):
     """An algorithm with state of its own."""
 
