@@ -53,7 +53,7 @@ class EvolutionConfig:
             "model.action_embedding=0": model.action_embedding > 0,
             "model.memory=none": model.memory != "none",
             "model.feed_back=false": model.feed_back,
-            "model.shared=false": model.shared,
+            "model.shared=auto": model.shared is True,
             "model.distribution=auto": model.distribution != "auto",
             "model.state_dependent_std=false": model.state_dependent_std,
             "model.norm=layer": model.norm in OF_BATCH,

@@ -68,7 +68,7 @@ class Config(ImitationConfig):
         return replay_of(self, agent, batch_spec, seed, NStep(self.discount), sampled=True)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IQL:
-        network = chz.replace(agent.model_config, distribution="auto", shared=False)  # of the policy alone
+        network = chz.replace(agent.model_config, distribution="auto", shared="auto")  # of the policy alone
         given = agent.observation_space, agent.action_space, ExpectedValue(math.inf), network, self.n_critics, seed
         return IQL(agent, make_critic(*given), self.make_replay(agent, batch_spec, seed), n_steps, self)
 

@@ -300,6 +300,16 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
     return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
 
+def true_or_auto(doc: str) -> Any:
+    """A field for true, false or auto, the default."""
+
+    def check(config: Any, name: str) -> None:
+        if (value := getattr(config, name)) not in (True, False, "auto"):
+            raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be true, false or auto")
+
+    return chz.field(meta_factory=plain_value(), default="auto", doc=doc, validator=check)
+
+
 def fraction(default: float, doc: str, above: bool = False) -> Any:
     """A field for a number from 0 to 1; `above`: not 0 itself."""
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1, above))

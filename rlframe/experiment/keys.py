@@ -30,7 +30,13 @@ from rlframe.models import ModelConfig
 _LEAST_WIDTH, _MOST_WIDTH = 80, 160  # characters of a line
 _COLUMN = 40  # where meanings begin
 _MAPPING = "name=value"
-_TYPES: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true|false", str: "text"}
+_TYPES: Mapping[Any, str] = {
+    int: "whole number",
+    float: "number",
+    bool: "true|false",
+    str: "text",
+    bool | str: "true|false|auto",
+}
 
 
 @dataclass(frozen=True)

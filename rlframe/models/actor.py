@@ -142,7 +142,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     unsupported = {
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
-        "model.shared=false": config.shared,
+        "model.shared=auto": config.shared is True,
         "model.distribution=auto (they always squash)": config.distribution not in ("auto", "squashed_gaussian"),
     }
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]

@@ -102,7 +102,7 @@ class ActorCritic(PolicyModel):
         self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
         seen, view = View(observation_space, *special, PRIVILEGED), View(observation_space, *special)
         self.actor = Trunk(seen, action_space, config)
-        shared = config.shared or has_images(seen.space)
+        shared = has_images(seen.space) if config.shared == "auto" else config.shared
         if shared:
             _check_shared(observation_space, config)
         self.critic = None if shared else Trunk(view, action_space, config.of_critic())
@@ -189,7 +189,7 @@ class ActorCritic(PolicyModel):
 
 
 def _check_shared(observation_space: Space, config: ModelConfig) -> None:
-    why = "policy and value share theirs (model.shared=true, or images)"
+    why = "policy and value share theirs (set model.shared=false, which is not the default for images)"
     config.check_no_critic(why)
     if has_privileged(observation_space):
         raise ConfigError(f"observation['privileged'] is for a value network of its own, but {why}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import below_one, choice, count, idle_while, number, option, sizes
+from rlframe.core.config import below_one, choice, count, idle_while, number, option, sizes, true_or_auto
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
@@ -165,7 +165,7 @@ class ModelConfig:
     memory_heads: int = count(4, "attention heads of a transformer; divides memory_size")
     memory_layers: int = count(1, "blocks of a transformer", high=2**10)
     feed_back: bool = option(False, "also feed the previous action and reward to the network")
-    shared: bool = option(False, "one encoder and memory for policy and value; images always share")
+    shared: bool | str = true_or_auto("one encoder and memory for policy and value; auto: for images alone")
     action_embedding: int = count(
         0, "width of the embeddings of state and available_actions, whose products are Q-values or logits; 0: none"
     )

@@ -320,7 +320,7 @@ def test_actions_that_no_policy_serves_are_refused_with_the_remedy(policy: Any, 
     [
         ({"memory": "lstm"}, r"model.memory=none \(with memory: algo=ppo"),
         ({"action_embedding": 4}, "action_embedding=4 is for Q-values and logits.*set model.action_embedding=0$"),
-        ({"feed_back": True, "shared": True}, "model.feed_back=false and model.shared=false"),
+        ({"feed_back": True, "shared": True}, "model.feed_back=false and model.shared=auto"),
         ({"distribution": "squashed_gaussian"}, "model.distribution=squashed_gaussian is for Gaussian policies"),
         ({"state_dependent_std": True}, "model.state_dependent_std=true is for Gaussian policies"),
         ({"log_std": -1.0}, "model.log_std=-1 is for Gaussian policies"),

@@ -16,6 +16,7 @@ from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
 from rlframe.samplers import SerialSampler
+from tests.envs.resumable import Pictures
 from tests.samplers.made import agent_for, sampler_for
 
 MODELS: list[dict[str, Any]] = [
@@ -121,6 +122,33 @@ LEARNED: list[dict[str, Any]] = [
     {"model_feed_back": True},
     {"model_memory": "lstm"},
 ]
+
+
+def test_images_share_one_network_unless_two_are_asked_for() -> None:
+    image, secret = spaces.Box(0, 255, (40, 40, 1), np.uint8), spaces.Box(-1, 1, (2,))
+    one, two = (agent_for(image, spaces.Discrete(2), **given) for given in ({}, {"shared": False}))
+    assert one.model.critic is None
+    assert two.model.critic is not None
+    n = [sum(p.numel() for name, p in each.named_parameters() if "head" not in name) for each in (one, two)]
+    assert n[1] == 2 * n[0]
+    both = spaces.Dict({"image": image, "privileged": secret})
+    with pytest.raises(
+        ConfigError, match=r"share theirs \(set model\.shared=false, which is not the default for images"
+    ):
+        agent_for(both, spaces.Discrete(2))
+    agent_for(both, spaces.Discrete(2), shared=False)
+    with pytest.raises(ConfigError, match=r"model\.shared='both' must be true, false or auto"):
+        ModelConfig(shared="both")
+
+
+def test_two_networks_of_images_act_as_they_learn() -> None:
+    sampler, agent = sampler_for(Pictures, T=4, B=2, model_shared=False, model_memory="lstm")
+    samples = sampler.collect()
+    with torch.no_grad():
+        params, value, _ = agent(samples.inputs[:-1], samples.state)
+    torch.testing.assert_close(value, samples.info.value, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
+    log_prob = agent.distribution.log_prob(params, samples.action)
+    torch.testing.assert_close(log_prob, samples.info.log_prob, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
 
 
 def test_a_loss_that_leaves_something_out_gives_it_no_gradient() -> None:
