@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from rlframe.distributions.categorical import gumbel
 from rlframe.exploration import ActionNoise, ExploreConfig, check_features, config_of
 from rlframe.exploration.base import unknown_probabilities
 from rlframe.models import ModelConfig
-from rlframe.models.actor import Actor
+from rlframe.models.actor import Actor, ActorModel, OwnActor
 from rlframe.models.base import LEAST_LOG_STD, with_modes
 from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
@@ -193,13 +193,13 @@ def bounded_box(action_space: Space) -> spaces.Box:
 class ActorAgent(ModelAgent):
     """Acts by `policy` with parameters from `model`, changed by `exploration`; at first at random."""
 
-    model: Actor
+    model: ActorModel
     exploration: ActionNoise
     random: Tensor  # 1: random actions, 0: actions of the policy
 
     def __init__(
         self,
-        model: Actor,
+        model: ActorModel,
         policy: ActorPolicy,
         exploration: ActionNoise,
         observation_space: Space,
@@ -276,23 +276,37 @@ class ActorAgent(ModelAgent):
         return params, self.policy.distribution
 
 
-@checked
-def make_actor_agent(
-    observation_space: Space,
-    action_space: Space,
-    policy: ActorPolicy,
-    config: ModelConfig,
-    explore: ExploreConfig | str,
-    seed: int = 0,
-) -> ActorAgent:
-    """Agent and network for these spaces and policy; `seed`, the run's root seed, decides the initial weights.
+MakeActor = Callable[[Space, Space, int, ModelConfig], nn.Module | None]
 
-    Raises:
-        ValueError, ConfigError: an unsupported space, or a model or exploration that does not fit it.
-    """
-    check_observation_space(observation_space)
-    check_action_space(action_space)
-    part, stochastic = config_of(explore), isinstance(policy, SquashedGaussian)
+
+def rlframes_own(observation_space: Space, action_space: Space, n_params: int, model: ModelConfig) -> None:
+    """No network of the user's."""
+
+
+def _rlframes_actor(
+    observation_space: Space, action_space: Space, policy: ActorPolicy, config: ModelConfig, part: ExploreConfig
+) -> Actor:
+    """Raises ConfigError if the exploration does not fit its layers."""
+    stochastic = isinstance(policy, SquashedGaussian)
+    if config.blocks and part.kind() in ("gsde", "parameter_noise"):
+        raise ConfigError(f"model.blocks={config.blocks} does not fit algo.explore={part.kind()}; use other noise")
+    if part.needs_features and config.log_std_bound == "tanh":
+        raise ConfigError(f"model.log_std_bound=tanh does not fit algo.explore={part.kind()}; use clip")
+
+    def make_head(n_features: int) -> nn.Module:
+        return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
+
+    head = make_head if part.needs_features else None
+    parts = 2 if stochastic else 1  # mean and deviation
+    model = redrawn(Actor(observation_space, policy.param_size, config, action_space, head, parts), config.init)
+    if stochastic and not part.needs_features and (bias := model.mlp.last.bias) is not None:
+        with torch.no_grad():
+            bias.view(-1)[policy.size :] += config.log_std
+    return model
+
+
+def _check_gaussian(config: ModelConfig, stochastic: bool) -> None:
+    """Raise ConfigError if a setting is about the deviation of a policy that has none."""
     of_gaussian = {
         f"log_std={config.log_std:g}": config.log_std,
         f"distribution={config.distribution}": config.distribution != "auto",
@@ -303,23 +317,48 @@ def make_actor_agent(
     for given, is_given in of_gaussian.items():
         if is_given and not stochastic:
             raise ConfigError(f"model.{given} is for Gaussian policies, and this one has none")
+
+
+def _check_own(part: ExploreConfig, config: ModelConfig) -> None:
+    """Raise ConfigError if a setting is about the layers of rlframe's actor, and there is another."""
+    if part.kind() in ("gsde", "parameter_noise"):
+        raise ConfigError(
+            f"algo.explore={part.kind()} is for rlframe's actor, and make_actor gives another; use gaussian"
+        )
+    if config.log_std or config.init != "auto":
+        given = f"log_std={config.log_std:g}" if config.log_std else f"init={config.init}"
+        raise ConfigError(f"model.{given} is for rlframe's actor, and make_actor gives another; leave it out")
+
+
+@checked
+def make_actor_agent(
+    observation_space: Space,
+    action_space: Space,
+    policy: ActorPolicy,
+    config: ModelConfig,
+    explore: ExploreConfig | str,
+    seed: int = 0,
+    make_network: MakeActor = rlframes_own,
+) -> ActorAgent:
+    """Agent and network for these spaces and policy; `seed`, the run's root seed, decides the initial weights.
+
+    `make_network`: of the network, if it is not rlframe's; see `ActorCriticConfig.make_actor`.
+
+    Raises:
+        ValueError, ConfigError: an unsupported space, or a model or exploration that does not fit it.
+    """
+    check_observation_space(observation_space)
+    check_action_space(action_space)
+    part, given = config_of(explore), (observation_space, action_space, policy, config)
+    _check_gaussian(config, isinstance(policy, SquashedGaussian))
     check_features(part, config, bool(policy.size), action_space)
-    if config.blocks and part.kind() in ("gsde", "parameter_noise"):
-        raise ConfigError(f"model.blocks={config.blocks} does not fit algo.explore={part.kind()}; use other noise")
-    if part.needs_features and config.log_std_bound == "tanh":
-        raise ConfigError(f"model.log_std_bound=tanh does not fit algo.explore={part.kind()}; use clip")
-
-    def make_head(n_features: int) -> nn.Module:
-        return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
-
     with initial_weights(seed_int(seed, Role.MODEL)):
-        head = make_head if part.needs_features else None
-        parts = 2 if stochastic else 1  # mean and deviation
-        model = Actor(observation_space, policy.param_size, config, action_space, head, parts)
-        model = redrawn(model, config.init)
-    if stochastic and not part.needs_features and (bias := model.mlp.last.bias) is not None:
-        with torch.no_grad():
-            bias.view(-1)[policy.size :] += config.log_std
+        own = make_network(observation_space, action_space, policy.param_size, config)
+        if own is None:
+            model: ActorModel = _rlframes_actor(*given, part)
+        else:
+            _check_own(part, config)
+            model = OwnActor(own, observation_space, action_space, config)
     exploration = part.make_for(model, policy.size, seed)
     exploration.kind = part.kind()
     if exploration.changes and not policy.size:

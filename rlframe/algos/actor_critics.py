@@ -7,6 +7,7 @@ from typing import Any
 
 import chz
 import torch
+from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
@@ -19,6 +20,7 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import Critic, Ensemble, make_critic
 from rlframe.exploration import ExplorationSchedule, ExploreConfig
+from rlframe.models import ModelConfig
 from rlframe.replay import Replay, Transitions
 
 
@@ -90,6 +92,16 @@ class ActorCriticConfig(OffPolicyConfig):
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
         replay = self.make_replay(agent, batch_spec, seed)
         return agent, self.make_critic(agent, seed), replay, exploration, n_steps, self, seed
+
+    def make_actor(
+        self, observation_space: Space, action_space: Space, n_params: int, model: ModelConfig
+    ) -> nn.Module | None:
+        """A network of your own, from observations [n, *obs] to numbers [n, n_params]; None: rlframe's.
+
+        The numbers are u [n, d] of actions tanh u for DDPG and TD3; means and log standard deviations [n, 2 d], or
+        logits, for SAC. Observations are normalised, if model.normalize_observation says so.
+        """
+        return None
 
     def make_critic(self, agent: ActorAgent, seed: int) -> Critic:
         """Critics of the agent's spaces, with networks as the actor's but for model.critic."""

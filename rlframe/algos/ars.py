@@ -9,6 +9,8 @@ A gradient step is read here and in `evolution`, `ops.evolution`, `updates.optim
 
 from __future__ import annotations
 
+from typing import cast
+
 import chz
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
+from rlframe.models.actor import Actor
 from rlframe.optimizers import OptimizerConfig, optimizer
 
 
@@ -48,7 +51,7 @@ class Config(EvolutionConfig):
         """As for all evolution strategies, but the last layer is 0: the paper starts from M = 0."""
         agent = super().make_agent(observation_space, action_space, model, seed)
         with torch.no_grad():
-            for parameter in agent.model.mlp.last.parameters():
+            for parameter in cast(Actor, agent.model).mlp.last.parameters():
                 parameter.zero_()
         return agent
 

@@ -28,7 +28,7 @@ from rlframe.core.spaces import ACTION_MASK, allowed
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
-from rlframe.models.actor import Actor
+from rlframe.models.actor import ActorModel
 from rlframe.ops.offline import conservative_gap
 from rlframe.ops.q_learning import taken
 from rlframe.replay import Transitions
@@ -84,7 +84,7 @@ class Conservative(SoftValue):
     def draw(self, params: Tensor, noise: Tree) -> Any:
         return self.plain.draw(params, noise)
 
-    def draw_next(self, model: Actor, observations: Pair, noise: Tree) -> Pair:
+    def draw_next(self, model: ActorModel, observations: Pair, noise: Tree) -> Pair:
         """Also the other actions, and what the gap needs of them; () if they are all."""
         return self.plain.draw_next(model, observations, noise), ()
 
@@ -121,7 +121,7 @@ class OfDrawn(Conservative):
         uniform = torch.rand(rows, *self.policy.shape, generator=self.generator, device=device)
         return own, (following, normal, 2 * uniform - 1)
 
-    def draw_next(self, model: Actor, observations: Pair, noise: Any) -> Pair:
+    def draw_next(self, model: ActorModel, observations: Pair, noise: Any) -> Pair:
         """Also actions [3 N n, *act], of the policy as it acts, and log-densities [3 N n], those of a row n apart."""
         following, normal, uniform = noise
         of_both = [model.params(x) for x in observations]

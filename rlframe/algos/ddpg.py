@@ -40,7 +40,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.actor import Actor
+from rlframe.models.actor import ActorModel
 from rlframe.models.base import averaged
 from rlframe.models.network import Units, frozen
 from rlframe.replay import Replay, Transitions
@@ -97,7 +97,7 @@ class Config(ActorCriticConfig):
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> ActorAgent:
         model, policy = model or default_model(self, observation_space, action_space), Deterministic(action_space)
-        return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
+        return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed, self.make_actor)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         if not self.prioritized:
@@ -249,6 +249,6 @@ class DDPG(OffPolicyActorCritic):
             return action
         return target_policy_smoothing(action, noise, c.target_noise, c.target_noise_clip)
 
-    def outputs(self, actor: Actor, observation: Tree) -> Tensor:
+    def outputs(self, actor: ActorModel, observation: Tree) -> Tensor:
         """u [n, d] of normalised observations, of which the actions μ(s) are the tanh."""
         return actor.params(observation)

@@ -31,7 +31,7 @@ from rlframe.critics import Critic
 from rlframe.critics.base import ActionNetworks
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.actor import Actor
+from rlframe.models.actor import ActorModel
 from rlframe.models.central import CentralView, where_present
 from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
@@ -120,7 +120,7 @@ class MADDPG(ddpg.DDPG):
         rows = inputs.observation
         return {**rows, OBSERVATION: self.agent.model.normalized(rows[OBSERVATION])}
 
-    def outputs(self, actor: Actor, observation: Tree) -> Tensor:
+    def outputs(self, actor: ActorModel, observation: Tree) -> Tensor:
         """u [n, agents, d] of each by its own observation, 0 where one is not present."""
         own = unflat(super().outputs(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
         return where_present(own, present(observation))

@@ -40,7 +40,7 @@ from rlframe.critics import Critic, Ensemble
 from rlframe.critics.values import of_actions
 from rlframe.exploration import NOISE_KINDS, SAMPLE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.actor import Actor
+from rlframe.models.actor import ActorModel
 from rlframe.models.base import has_modes
 from rlframe.models.network import Units, frozen
 from rlframe.models.views import FORBIDDEN
@@ -93,7 +93,7 @@ class Config(ActorCriticConfig):
         masked = bool(mask_parts(observation_space, action_space))
         model = model or default_model(self, observation_space, action_space)
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space, model)
-        return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
+        return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed, self.make_actor)
 
     def ensemble(self) -> Ensemble:
         return replace(super().ensemble(), policy_from=self.policy_from)
@@ -122,7 +122,7 @@ class SoftValue(ABC):
     def draw(self, params: Tensor, noise: Tree) -> Any:
         """What the expectation is over, differentiable in the policy's parameters [n, P]."""
 
-    def draw_next(self, model: Actor, observations: Pair, noise: Tree) -> Any:
+    def draw_next(self, model: ActorModel, observations: Pair, noise: Tree) -> Any:
         """What the target's expectation is over, at s'."""
         return self.draw(model.params(observations[1]), noise)
 

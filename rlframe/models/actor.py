@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import chz
@@ -14,7 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models import numpy_inference
-from rlframe.models.base import OF_ACTORS, CriticConfig, Model, ModelConfig
+from rlframe.models.base import OF_ACTORS, CriticConfig, Model, ModelConfig, with_modes
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.network import Body, Network, batch_statistics
 from rlframe.models.normalize import ObservationNorm
@@ -22,44 +23,27 @@ from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
 
-class Actor(Model):
-    """Maps observations [n, *obs] to the policy's parameters [n, param_size]."""
+class ActorModel(Model, ABC):
+    """Maps observations [n, *obs] to the policy's parameters [n, param_size]; subclasses add `outputs`."""
 
-    def __init__(
-        self,
-        observation_space: Space,
-        param_size: int,
-        config: ModelConfig,
-        action_space: Space,
-        make_head: Callable[[int], nn.Module] | None = None,
-        parts: int = 1,
-    ) -> None:
-        """Args:
-        action_space: parameters are logits of Discrete actions, which a mask in the observation may forbid.
-        make_head: from the number of features to the last layers, if exploration needs the features.
-        parts: of the parameters, each with layers of its own where the model says so.
-        """
+    def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
+        """`action_space`: parameters are logits of Discrete actions, which a mask in the observation may forbid."""
         super().__init__()
-        self.masked = bool(masks := mask_entries(observation_space, action_space))
-        self.norm = ObservationNorm(observation_space, unchanged=masks) if config.normalize_observation else None
-        self.view = View(observation_space, *masks, PRIVILEGED)
-        self.encoder = make_features(self.view.space, config)
-        n_features = feature_size(self.encoder)
-        self.mlp: Body
-        if make_head is None:
-            self.mlp = make_body(n_features, param_size, config, parts=parts)
-        else:
-            sizes = [n_features, *config.hidden]
-            self.mlp = Network(sizes, config.activation, config.activation, config.norm, options=config.options())
-        self.head = make_head(self.mlp.size) if make_head else nn.Identity()
+        self.masks = mask_entries(observation_space, action_space)
+        self.masked = bool(self.masks)
+        self.norm = ObservationNorm(observation_space, unchanged=self.masks) if config.normalize_observation else None
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser."""
         return self.norm(observation) if self.norm else observation
 
+    @abstractmethod
+    def outputs(self, normalized: Tree) -> Tensor:
+        """The network's numbers [n, param_size] for normalised observations, before a mask."""
+
     def params(self, normalized: Tree) -> Tensor:
         """The policy's parameters [n, param_size] for normalised observations."""
-        params = self.head(self.mlp(self.encoder(self.view(normalized))))
+        params = self.outputs(normalized)
         return masked_logits(params, normalized[ACTION_MASK]) if self.masked else params
 
     def params_as_one(self, normalized: Tree, *others: Tree) -> Tensor:
@@ -72,6 +56,56 @@ class Actor(Model):
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
+    def observe(self, observation: Tree) -> None:
+        """Update running statistics from observations [..., *obs]."""
+        if self.norm:
+            self.norm.update(observation)
+
+
+class OwnActor(ActorModel):
+    """A user's network, from normalised observations [n, *obs] to the policy's parameters [n, param_size]."""
+
+    def __init__(self, network: nn.Module, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
+        super().__init__(observation_space, action_space, config)
+        self.network = with_modes(network)
+
+    def outputs(self, normalized: Tree) -> Tensor:
+        found: Tensor = self.network(normalized)
+        return found
+
+
+class Actor(ActorModel):
+    """rlframe's: an encoder for each part of the observation, and layers above."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        param_size: int,
+        config: ModelConfig,
+        action_space: Space,
+        make_head: Callable[[int], nn.Module] | None = None,
+        parts: int = 1,
+    ) -> None:
+        """Args:
+        make_head: from the number of features to the last layers, if exploration needs the features.
+        parts: of the parameters, each with layers of its own where the model says so.
+        """
+        super().__init__(observation_space, action_space, config)
+        self.view = View(observation_space, *self.masks, PRIVILEGED)
+        self.encoder = make_features(self.view.space, config)
+        n_features = feature_size(self.encoder)
+        self.mlp: Body
+        if make_head is None:
+            self.mlp = make_body(n_features, param_size, config, parts=parts)
+        else:
+            sizes = [n_features, *config.hidden]
+            self.mlp = Network(sizes, config.activation, config.activation, config.norm, options=config.options())
+        self.head = make_head(self.mlp.size) if make_head else nn.Identity()
+
+    def outputs(self, normalized: Tree) -> Tensor:
+        found: Tensor = self.head(self.mlp(self.encoder(self.view(normalized))))
+        return found
+
     def features(self, observation: Tree) -> Tensor:
         """The input of the MLP [n, F]."""
         return self.encoder(self.view(self.normalized(observation)))
@@ -80,11 +114,6 @@ class Actor(Model):
         """The parameters, and the features [n, F] that the head maps to them."""
         features = self.mlp(self.features(observation))
         return self.head(features), features
-
-    def observe(self, observation: Tree) -> None:
-        """Update running statistics from observations [..., *obs]."""
-        if self.norm:
-            self.norm.update(observation)
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
