@@ -20,6 +20,8 @@ from rlframe.core.types import Samples
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.progress import Progress
 
+_UNSAVED = "(unsaved)"  # the key of what a state lacks, as far as it is known
+
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
 
 
@@ -40,6 +42,7 @@ class Algorithm(ABC):
     progress: Progress
     config: Any = None  # its Config, to be recorded
     origin: str = ""  # what it began with, of another run
+    lost: Sequence[str] = ()  # state that the loaded snapshot lacks, since `saved` did not name it
     saved: Sequence[str]  # names of the attributes with state, besides the agent: parts, generators, tensors, numbers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -130,14 +133,18 @@ class Algorithm(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all that is `saved`: arrays and plain values. See `states_of`."""
+        found = states_of(self, self.saved)
         if not type(self).__module__.startswith("rlframe."):
-            vars(self).setdefault("_unsaved", UnsavedState()).look(self, self.saved)
-        return states_of(self, self.saved)
+            unsaved: UnsavedState = vars(self).setdefault("_unsaved", UnsavedState())
+            unsaved.look(self, self.saved)
+            found[_UNSAVED] = sorted({*unsaved.names, *self.lost})
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. See `load_states`."""
         device = next((x.device for x in self.progress.learned), torch.device("cpu"))
         load_states(self, self.saved, state, device)
+        self.lost = tuple(state.get(_UNSAVED, ()))
 
 
 class Frozen(Algorithm):

@@ -190,7 +190,7 @@ class UnsavedState:
     def __init__(self) -> None:
         # By name what may change, beside what must be the same for that: a number, a length, a tensor's changes.
         self._before: dict[str, list[tuple[tuple[int, ...], float]]] = {}
-        self._told: set[str] = set()
+        self.names: list[str] = []  # of what was found so far
 
     def look(self, owner: Any, saved: Sequence[str]) -> None:
         """Warn of what is found, once of each name."""
@@ -205,8 +205,9 @@ class UnsavedState:
         both = [(name, zip(self._before.get(name, []), found, strict=False)) for name, found in now.items()]
         changed = [name for name, pairs in both if any(a[0] == b[0] and a[1] != b[1] for a, b in pairs)]
         self._before = now
-        found = dict.fromkeys([*changed, *_unsaved_parts(owner, saved)])
-        if new := [name for name in found if name not in self._told]:
-            self._told.update(new)
-            names = ", ".join(f"{type(owner).__name__}.{name}" for name in new)
-            _logger.warning(f"`saved` does not name {names}: a resumed run begins with what __init__ makes of it")
+        found = [f"{type(owner).__name__}.{name}" for name in dict.fromkeys([*changed, *_unsaved_parts(owner, saved)])]
+        if new := [name for name in found if name not in self.names]:
+            self.names += new
+            _logger.warning(
+                f"`saved` does not name {', '.join(new)}: a resumed run begins with what __init__ makes of it"
+            )

@@ -397,4 +397,4 @@ class Runner(ABC):
             raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
         current_run().truncate_after(self.step)
         self.evaluations.start_again(self.now, self.evaluate)
-        _logger.info(f"resumed at {self.clock.value} {self.now:,}: {describe_resumed(reasons)}")
+        _logger.info(f"resumed at {self.clock.value} {self.now:,}: {describe_resumed(reasons, self.learners.lost())}")

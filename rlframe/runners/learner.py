@@ -221,6 +221,10 @@ class Learners(dict[str, Learner]):
             found |= learner.named({**own, **({"algo/refused": skipped} if skipped else {})})
         return found
 
+    def lost(self) -> list[str]:
+        """State of algorithms that the loaded snapshot lacks."""
+        return [name for learner in self.values() for name in learner.algo.lost]
+
     def check_parameters(self, place: str, cause: BaseException | None) -> None:
         """Raise Diverged if a parameter is NaN or Inf; `place`: where the run is."""
         for learner in self.values():

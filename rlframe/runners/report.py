@@ -351,10 +351,19 @@ def save_after_error(runner: Reporting, error: BaseException) -> None:
         ) from error
 
 
-def describe_resumed(reasons: Sequence[str]) -> str:
-    """What the log says; `reasons`: of each environment, why its episode starts anew, empty where it continues."""
-    lost = [reason for reason in reasons if reason]
-    if not lost:
+def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = ()) -> str:
+    """What the log says.
+
+    Args:
+        reasons: of each environment, why its episode starts anew, empty where it continues.
+        unsaved: state of algorithms that was not saved.
+    """
+    lost, anew = [reason for reason in reasons if reason], []
+    if lost:
+        why = "; ".join(dict.fromkeys(lost))
+        anew.append(f"{len(lost)} of {len(reasons)} running episodes start anew ({why})")
+    if unsaved:
+        anew.append(f"{', '.join(unsaved)} begin anew, since `saved` does not name them")
+    if not anew:
         return "the run continues exactly, running episodes included"
-    anew = f"{len(lost)} of {len(reasons)} running episodes start anew ({'; '.join(dict.fromkeys(lost))})"
-    return f"parameters, optimizer and counts continue; {anew}"
+    return f"parameters, optimizer and counts continue; {'; '.join(anew)}"

@@ -20,6 +20,7 @@ from rlframe.experiment.trust import foreign
 from rlframe.record.codec import decode, encode
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.learner import Idle, Standstill
+from rlframe.runners.report import describe_resumed
 from tests.algos.test_cuda_graph import batches, learned, made
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
@@ -160,6 +161,17 @@ def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snap
     at_first, later = [record.getMessage() for record in caplog.records]
     assert "`saved` does not name Learning.head, Learning.rng, Learning.head_optimizer: a resumed" in at_first
     assert "`saved` does not name Learning.counted: a resumed" in later
+    names = ("Learning.counted", "Learning.head", "Learning.head_optimizer", "Learning.rng")
+    for _ in range(2):  # a run that is resumed a second time has not found them again
+        state, algo = algo.state_dict(), Learning(None)
+        vars(algo).update(kept=kept, kept_optimizer=torch.optim.SGD(kept.parameters(), 0.1))
+        algo.load_state_dict(state)
+        assert algo.lost == names
+    says = describe_resumed(["", ""], algo.lost)
+    assert (
+        says
+        == f"parameters, optimizer and counts continue; {', '.join(names)} begin anew, since `saved` does not name them"
+    )
 
 
 @pytest.mark.parametrize("name", ["rainbow", "cql_learned", "td3", "iql", "ppo_kl", "pqn"])
