@@ -81,6 +81,29 @@ def stop_request(
     An ignored SIGHUP (nohup) stays ignored. Only the time limit works outside the main thread.
     """
     request = StopRequest(grace_s, max_time_s, forward)
+    with _stopping(request):
+        yield from _handled(request, grace_s)
+
+
+def asked_to_stop() -> bool:
+    """Whether a signal asks this process to stop; those of a terminal also end the processes that it has started."""
+    return any(request.signum for request in _requests)
+
+
+_requests: list[StopRequest] = []
+
+
+@contextmanager
+def _stopping(request: StopRequest) -> Iterator[None]:
+    _requests.append(request)
+    try:
+        yield
+    finally:
+        _requests.remove(request)
+
+
+def _handled(request: StopRequest, grace_s: float) -> Iterator[StopRequest]:
+    """The request, which signals set meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

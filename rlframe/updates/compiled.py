@@ -38,6 +38,7 @@ from rlframe.record import current_run
 from rlframe.record.metrics import add
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
+from rlframe.system.signals import asked_to_stop
 from rlframe.updates.graphed import graphed
 from rlframe.updates.optimizer_step import OptimizerStep, flushing_for
 from rlframe.updates.recorded import CompilerFailed, Learn, NotCompiled, cause, record
@@ -152,6 +153,9 @@ class Compiled:
             return None
         except NotCompiled as reason:
             self._schedules.compiles = False
+            if isinstance(reason, CompilerFailed) and asked_to_stop():  # Ctrl-C reaches the compiler too
+                _log.info("the compiler was stopped with the run; a resumed run compiles again")
+                return None
             _log.warning(f"updates run uncompiled: {reason}")
             if choice.compiles and isinstance(reason, CompilerFailed):  # a resumed run computes as this one
                 current_run().record_choices({"compile": "false"})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import time
 import warnings
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rlframe.system.signals import asked_to_stop, stop_request
 from rlframe.updates import compiled
 from rlframe.updates.compiled import compiling
 from tests.algos.test_compiled import COMPILE, both, warning_of_equal_runs
@@ -70,6 +73,24 @@ def test_a_compiler_that_hangs_is_ended_and_leaves_all_as_it_was(monkeypatch: py
             process.wait()
     assert gc.isenabled()
     assert warnings.filters == filters
+
+
+def test_a_compiler_that_a_signal_stops_with_the_run_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
+) -> None:
+    def stop(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C in a terminal, which ends g++ too
+        raise RuntimeError("C++ compile error")
+
+    chosen: list[Any] = []
+    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "_compile", stop)
+    monkeypatch.setattr(compiled, "current_run", lambda: SimpleNamespace(record_choices=chosen.append))
+    with compiling(COMPILE), stop_request():
+        learned(made("pg"), batches("pg"))
+        assert asked_to_stop()
+    assert not asked_to_stop()
+    assert (warned(), chosen) == ([], []), "a resumed run would stay uncompiled"
 
 
 def test_a_failure_names_what_is_to_be_done() -> None:
