@@ -39,6 +39,7 @@ from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
 from rlframe.experiment.weights import load_init, load_networks, load_optimizers, naming_policy, saved_algorithm
 from rlframe.kernels.device import choose_precision, learning_in
+from rlframe.models.base import is_own
 from rlframe.models.encoders import has_images
 from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import Rewards, rewards_for
@@ -375,7 +376,8 @@ def make_agent(
         agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if model.norm != "none" and not any("norms." in name for name, _ in agent.named_parameters()):
+    has_norm = any("norms." in name for name, _ in agent.named_parameters())
+    if model.norm != "none" and not has_norm and not is_own(getattr(agent, "model", agent)):
         raise ConfigError(
             f"model.norm={model.norm}: this network has no hidden fully connected layer to normalise; give it some "
             f"(model.hidden, or model.image_hidden for images), or leave norm out"

@@ -29,13 +29,22 @@ LEAST_LOG_STD = -20.0  # the code of Haarnoja et al. 2018
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
+def is_own(network: nn.Module) -> bool:
+    """Whether a network is the user's, or around one as its `network`."""
+    both = (network, getattr(network, "network", network))
+    return any(not type(each).__module__.startswith("rlframe.") for each in both)
+
+
 def with_modes(network: Module) -> Module:
     """A user's network, from now on in train mode where its gradient is recorded, and in eval mode elsewhere.
 
-    So dropout is not active in acting, targets, exports, and where parameters are frozen. rlframe's need no mode.
+    So dropout is not active in acting, targets, exports, and where parameters are frozen. Its parts follow too, those
+    with parameters, as an algorithm may call them one by one. rlframe's networks need no mode.
     """
     if not (type(network).__module__.startswith("rlframe.") or _has_hook(network)):
-        network.eval().register_forward_pre_hook(_follow_gradient)
+        for part in network.eval().modules():
+            if part is network or next(part.parameters(), None) is not None:
+                part.register_forward_pre_hook(_follow_gradient)
     return network
 
 

@@ -96,3 +96,22 @@ def test_a_frozen_network_a_constant_one_and_one_without_gradient_are_in_eval_mo
     network.requires_grad_(False)
     network(x)
     assert not network.norm.training
+
+
+def test_a_part_that_is_called_alone_has_the_modes_of_the_whole() -> None:
+    class Box:
+        shape = (3,)
+
+    network, x = with_modes(Moded(Box())), torch.randn(5, 3)  # type: ignore[arg-type]
+    network.layers(network.norm(x))
+    assert network.norm.training
+    assert network.layers[1].training
+    assert network.norm.num_batches_tracked == 1
+    with torch.no_grad():
+        network.layers(network.norm(x))
+    assert not network.norm.training
+    assert not network.layers[1].training
+    network.norm.requires_grad_(False)
+    network(x)
+    assert network.layers[1].training
+    assert not network.norm.training, "a part that is frozen does not learn"
