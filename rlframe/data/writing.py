@@ -23,6 +23,7 @@ from rlframe.data.spaces import space_json
 
 MINARI_VERSION = "0.5.4"  # whose layout this is; newer versions of Minari read it
 _TOKEN = "rlframe_token"  # in the metadata: of the writer that may go on with a dataset
+_SESSION = "rlframe_session"  # when the run was started that wrote last
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 
@@ -61,6 +62,14 @@ def is_of(path: Path, tokens: Sequence[str]) -> bool:
         return read_json(path / DATA / METADATA).get(_TOKEN, "") in tokens
     except ConfigError:
         return False
+
+
+def session_of(name: str) -> str:
+    """When the run was started that wrote last to a dataset; empty if that is not known."""
+    try:
+        return str(read_json(locate(name) / DATA / METADATA).get(_SESSION, ""))
+    except ConfigError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -107,12 +116,19 @@ def metadata_of(new: NewDataset, n_episodes: int, n_steps: int, size: float = 0.
 class DatasetWriter:
     """Writes episodes in batches, each a step that is complete or did not happen, also under kill -9."""
 
-    def __init__(self, new: NewDataset, resumed: int = -1, token: str = "", earlier: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        new: NewDataset,
+        resumed: int = -1,
+        token: str = "",
+        earlier: Sequence[str] = (),
+        session: Sequence[str] = (),
+    ) -> None:
         """Make a dataset, or go on with the one there, of which the first `resumed` episodes are kept.
 
         Args:
             token: of the writer that made it, or of this one.    earlier: tokens of writers whose dataset, if it is
-                there, is overwritten unless this one goes on with its own.
+                there, is overwritten unless this one goes on with its own.    session: of the run, see session_of.
         Raises:
             ConfigError: a dataset is there already, or is not that of the token, or pyarrow is missing.
             OSError: it cannot be written.
@@ -124,7 +140,8 @@ class DatasetWriter:
         self.path, self._new = locate(new.name), new
         self._data = self.path / DATA
         self.n_episodes = self.n_steps = 0
-        self.token = token or secrets.token_hex(8)
+        self._marks = {_TOKEN: token or secrets.token_hex(8), **({_SESSION: session[0]} if session else {})}
+        self.token = self._marks[_TOKEN]
         if resumed >= 0:
             self._continue(resumed)
             return
@@ -171,7 +188,7 @@ class DatasetWriter:
         self._save(self._data)
 
     def _save(self, folder: Path) -> None:
-        content = {**metadata_of(self._new, self.n_episodes, self.n_steps), _TOKEN: self.token}
+        content = {**metadata_of(self._new, self.n_episodes, self.n_steps), **self._marks}
         replace_file(folder / METADATA, json.dumps(content))
 
     def close(self) -> None:

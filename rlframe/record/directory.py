@@ -150,10 +150,20 @@ def run_tokens(directory: Path) -> list[str]:
     return found
 
 
+def starts_of(directory: Path) -> list[str]:
+    """When the run in a directory was started, and each time that it was resumed; a copy has others once it is."""
+    with contextlib.suppress(ConfigError):
+        params = read_json(directory / PARAMS)
+        resumed = params.get("resumed")
+        sessions = [params, *(resumed if isinstance(resumed, list) else [])]
+        return [str(each.get("started")) for each in sessions if isinstance(each, dict)]
+    return []
+
+
 def check_directory(directory: Path) -> None:
     """Raise ConfigError if `directory` is not empty."""
     if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
-        resume = f", or continue it with resume={directory}" if (directory / PARAMS).exists() else ""
+        resume = f", or continue it with {shlex.quote(f'resume={directory}')}" if (directory / PARAMS).exists() else ""
         raise ConfigError(
             f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir{resume}"
         )

@@ -25,6 +25,7 @@ from rlframe.record.directory import (
     inode,
     record_start,
     run_tokens,
+    starts_of,
     write_result,
 )
 from rlframe.record.loggers import (
@@ -50,6 +51,7 @@ class BaseRun:
     """Where a runner reports metrics, progress and snapshots. The methods of this base class record nothing."""
 
     tokens: Sequence[str] = ()  # see run_tokens; empty: nothing is recorded
+    starts: Sequence[str] = ()  # see starts_of
     edited: Sequence[str] = ()  # own code, since a resumed run was started last
 
     def log(self, row: Mapping[str, float]) -> None:
@@ -146,7 +148,7 @@ class SecondaryRankRun(_DirectoryRun):
     """The run of a rank other than 0: it only adds its state to snapshots; rank 0 records the rest."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.tokens = directory, run_tokens(directory)
+        self.directory, self.tokens, self.starts = directory, run_tokens(directory), starts_of(directory)
 
     def snapshot(self, *_: Any, other_ranks: OtherRanks = no_other_ranks, **__: Any) -> Path | None:
         """Write this rank's state into the snapshot of rank 0."""
@@ -190,7 +192,7 @@ class Run(_DirectoryRun):
             self._resumed, self.edited = record_start(directory / PARAMS, config, resume)
             if not resume and sync.place:
                 add_choices(directory / PARAMS, {CHOICE: sync.place})
-            self.tokens = run_tokens(directory)
+            self.tokens, self.starts = run_tokens(directory), starts_of(directory)
             self._console: Console = open_console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvLogger(directory / "episodes.csv"), opened)
@@ -256,7 +258,7 @@ class Run(_DirectoryRun):
             (self.directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
         with self._disk_errors_of(PARAMS):  # if the run continues nevertheless, the next row tries again
             add_resumed(self.directory / PARAMS, self._resumed, {CHOICE: self._sync.place} if self._sync.place else {})
-            self._resumed = {}
+            self._resumed, self.starts = {}, starts_of(self.directory)
             self._copy()
 
     def _copy(self) -> None:

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from rlframe.core.version import __version__
 from rlframe.data.cutting import Behaviour, EpisodeCutter, as_acted
 from rlframe.data.episodes import Episode
 from rlframe.data.transform import Transform, transformed, unchanged
-from rlframe.data.writing import DatasetWriter, NewDataset
+from rlframe.data.writing import DatasetWriter, NewDataset, session_of
 from rlframe.envs import EnvConfig
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Training
@@ -68,20 +68,25 @@ class Recorder(Callback):
         self._follow(runner)
         spec = env_spec_json(runner.sampler.env)
         new = NewDataset(self._name, *self._spaces, spec, self._facts, compression=self._compression)
-        tokens = current_run().tokens
+        tokens, starts = current_run().tokens, current_run().starts
         token = self._resumed.get("token") or (tokens[0] if tokens else "")
         self._of_run = bool(tokens)
-        if self._resumed.get("of_run") and token not in tokens:
+        if others := self._goes_on_elsewhere(token, tokens, starts):
             self._records = False
-            _logger.warning(
-                f"the dataset {self._name} goes on with the run whose state this is; nothing is recorded here"
-            )
+            _logger.warning(f"the dataset {self._name} goes on with {others}; nothing is recorded here")
             return
-        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens)
+        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens, starts[-1:])
         for stream, state in self._resumed.get("streams", {}).items():
             self._cutter(int(stream)).load_state_dict(state)
         self._resumed = {}
         threading.Thread(target=self._write, args=(self._writer,), name="recording", daemon=True).start()
+
+    def _goes_on_elsewhere(self, token: str, tokens: Sequence[str], starts: Sequence[str]) -> str:
+        """Which other run the dataset belongs to, or went on with since; empty if none."""
+        if self._resumed.get("of_run") and token not in tokens:
+            return "the run whose state this is"
+        since = session_of(self._name) if self._resumed and starts else ""
+        return "a copy of this run, which was resumed since" if since and since not in starts else ""
 
     def _follow(self, runner: Training) -> None:
         """Know how the agent explores in the next batch; one that is collected ahead may be of another level."""

@@ -138,6 +138,22 @@ def test_a_run_from_the_state_of_another_leaves_its_dataset_alone(
     assert len(returns(path)) > len(before)
 
 
+def test_a_run_whose_copy_recorded_on_leaves_the_episodes_of_the_copy_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, run, copy = tmp_path / "x-v0", tmp_path / "runs/run_0", tmp_path / "runs/copy"
+    assert launch.main([*RUN, "runner.n_steps=512", f"log_dir={tmp_path}/runs", f"record={path}"]) == 0
+    shutil.copytree(run, copy, symlinks=True)
+    assert launch.main([f"resume={copy}", "runner.n_steps=1536"]) == 0
+    before = returns(path)
+    assert "nothing is recorded here" not in caplog.text
+    assert launch.main([f"resume={run}", "runner.n_steps=1024"]) == 0
+    assert "goes on with a copy of this run, which was resumed since; nothing is recorded here" in caplog.text
+    assert returns(path) == before
+    assert launch.main([f"resume={copy}", "runner.n_steps=2048"]) == 0
+    assert len(returns(path)) > len(before)
+
+
 def test_a_study_that_is_resumed_finds_datasets_of_its_runs(tmp_path: Path) -> None:
     (tmp_path / "1-v0").mkdir()
     words = dict(word.split("=", 1) for word in RUN) | {"runner.n_steps": "512", "record": f"{tmp_path}/{{seed}}-v0"}
