@@ -92,10 +92,7 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
     named = {name: list(map(Path, text.split(","))) for name, text in words.remaining.items() if text.endswith(".csv")}
     words.remaining = {name: text for name, text in words.remaining.items() if name not in named}
     for name, text in words.remaining.items():
-        if Path(text.split(",")[0]).is_dir():
-            raise ConfigError(
-                f"{name}={text} has no result files; make one of its runs by: rlframe results add DIR out=FILE.csv"
-            )
+        _check_file(name, Path(text.split(",")[0]))
     words.check_unknown("NAME=FILE.csv")
     if files or not named or len(marks) > 1:
         raise ConfigError("name the files of each algorithm, NAME=FILE.csv,FILE.csv..., and at most one at=")
@@ -111,6 +108,20 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
         fill_figure(figure, comparison, step)
         save_figure(figure, Path(out))
         print(f"\n{printable(out)}")
+
+
+def _check_file(name: str, path: Path) -> None:
+    """Raise ConfigError if a path is a directory, or a result file without its suffix."""
+    if path.is_dir():
+        files = sorted(each.name for each in path.glob("*.csv"))
+        remedy = (
+            f"name its files, such as {name}={path / files[0]}"
+            if files
+            else ("make one of its runs by: rlframe results add DIR out=FILE.csv")
+        )
+        raise ConfigError(f"{name}={path} is a directory, not a result file; {remedy}")
+    if path.with_name(f"{path.name}.csv").is_file():
+        raise ConfigError(f"{name}={path} does not exist; did you mean {name}={path}.csv?")
 
 
 def _printable(text: str) -> str:

@@ -237,20 +237,20 @@ def _add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str
     rows: dict[int, list[tuple[str, ...]]] = dict(old.rows) if old else {}
     if old and kept != old.columns:
         raise ConfigError(f"{out} has the columns {', '.join(old.columns)}, not {', '.join(kept)}; leave out columns=")
-    new: list[tuple[int, dict[str, Any]]] = []
+    measured = list(old.measured) if old else []
     for path, run in runs.items():
         seed, own = facts[path][0].get("seed"), _rows(path, run.columns, kept)
         if not isinstance(seed, int):
             raise ConfigError(f"{path / 'params.json'} names no seed")
-        if seed not in rows:
-            rows[seed] = own
-            new.append((seed, facts[path][1]))
-        elif rows[seed] != own:
-            raise ConfigError(f"seed {seed} of {path} is in {out} already, with other numbers; seeds are measured once")
-    measured = _merged([*(old.measured if old else []), *({"seeds": str(seed), **fact} for seed, fact in new)])
+        if rows.get(seed) == own:
+            continue
+        if seed in rows:
+            measured = _without_start(measured, seed, rows[seed], own, f"seed {seed} of {path} is in {out} already")
+        rows[seed] = own
+        measured.append({"seeds": str(seed), **facts[path][1]})
     config = old.config if old else next(iter(facts.values()))[0]
     config = {key: value for key, value in config.items() if not _OF_ONE_RUN.fullmatch(key)}
-    results = Results(out, kept, dict(sorted(rows.items())), config, measured)
+    results = Results(out, kept, dict(sorted(rows.items())), config, _merged(measured))
     _write(results)
     return results
 
@@ -304,10 +304,16 @@ def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
             each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
             words = ", ".join(each[:_MOST_NAMED])
             words += f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
-            folders = list(dict.fromkeys(str(each.parent) for each, _ in configs if each.is_dir()))
+            runs = [each for each, _ in configs if each.is_dir()]
+            folders = list(dict.fromkeys(str(_folder(each)) for each in runs))
             commands = [f"add {shlex.quote(folder)} out=FILE.csv" for folder in folders[:_MOST_NAMED]]
             remedy = "write a file for each" + (f": {', '.join(commands)}" if len(folders) > 1 else "")
             raise ConfigError(f"{first} and {path} are of different configurations: {words}; {remedy}")
+
+
+def _folder(run: Path) -> Path:
+    """That of a run and of others of its setting, as studies name them; else the run's own."""
+    return run.parent if re.fullmatch(r"run_\d+", run.name) else run
 
 
 def _columns(runs: Sequence[Mapping[str, np.ndarray]], named: Sequence[str]) -> tuple[str, ...]:
@@ -337,6 +343,22 @@ def _cell(name: str, x: float) -> str:
     if not math.isfinite(x):
         return ""
     return f"{x:.0f}" if name in ("env_steps", "updates") else f"{x:.1f}" if name in CLOCKS else f"{x:.6g}"
+
+
+def _without_start(
+    measured: Sequence[Mapping[str, Any]], seed: int, before: list[Any], rows: list[Any], already: str
+) -> list[dict[str, Any]]:
+    """What was measured without a seed that went on: added when it had not ended, its rows begin with those of then.
+
+    Raises:
+        ConfigError: it had ended, or has other rows; `already` says which.
+    """
+    (entry,) = [each for each in measured if seed in read_seeds(each["seeds"])]
+    if entry.get("ended") in _FINISHED or rows[: len(before)] != before:
+        raise ConfigError(f"{already}, with other numbers; seeds are measured once")
+    kept = [x for x in read_seeds(entry["seeds"]) if x != seed]
+    others = [dict(each) for each in measured if each is not entry]
+    return [*others, {**entry, "seeds": spell_seeds(kept)}] if kept else others
 
 
 def _merged(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -113,7 +113,8 @@ def compare(
     Args:
         low, high: returns that score 0 and 1, one for each task or one for all; by default returns are the scores.
     Raises:
-        ConfigError: the numbers of files or bounds differ, environments differ, or several tasks have no low and high.
+        ConfigError: the numbers of files or bounds differ, environments or their arguments differ, or several tasks
+            have no low and high.
     """
     (first, paths), *_ = files.items()
     for name, others in files.items():
@@ -127,6 +128,13 @@ def compare(
         envs = {str(results.config["env"]) for results in each if "env" in results.config}
         if len(envs) > 1:
             raise ConfigError(f"{' and '.join(sorted(envs))} are compared; name the tasks in the same order for all")
+        keys = {key for results in each for key in results.config if key.startswith("env_kwargs.")}
+        for key in sorted(keys):
+            values = {str(results.config[key]) for results in each if key in results.config}
+            if len(values) > 1:
+                raise ConfigError(
+                    f"{key}={' and '.join(sorted(values))} are compared; name the tasks in the same order for all"
+                )
     bounds = [_for_each(key, given, len(paths)) for key, given in (("low", low or [0.0]), ("high", high or [1.0]))]
     if (bounds[0] >= bounds[1]).any():
         raise ConfigError(f"low={','.join(map(str, low))} must be below high={','.join(map(str, high))}")

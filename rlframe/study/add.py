@@ -42,7 +42,7 @@ def add_run(directory: Path, experiment: str, given: Mapping[str, str], trust: b
     added = _trial(words, given) if is_search else _run(overview, experiment, words, given)
     append_added(directory, added)
     name = "a trial" if is_search else added.name
-    resume = shlex.quote(f"resume={directory}")
+    resume = shlex.quote(f"resume={directory}") + " trust=true" * trust
     if overview.queue:
         return printable(f"added {name}: the queue, {overview.queue_name}, starts it when a slot is free")
     return printable(f"added {name}: no queue runs here, so python -m rlframe.launch {resume} starts it")

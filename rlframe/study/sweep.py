@@ -3,6 +3,8 @@
 It has experiments, each with its key=value words: from the command line, a YAML file or a study's record.
 """
 
+import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +91,7 @@ def plan_study(
 
     def place(checked: Sequence[Experiment]) -> Path:
         log_dir = directory or shared.text("log_dir")
-        return Path(log_dir).expanduser().absolute() if log_dir else dated(_title(command, checked))
+        return Path(os.path.abspath(Path(log_dir).expanduser())) if log_dir else dated(_title(command, checked))
 
     stack = shared.flag("stack")
     if searches and stack:
@@ -110,6 +112,11 @@ def plan_study(
     return study, slots, options
 
 
+def _continuing(directory: Path) -> str:
+    """The word that continues a study, as a shell takes it."""
+    return shlex.quote(f"resume={directory}")
+
+
 Place = Callable[[Sequence[Experiment]], Path]  # the directory of a study of these configs
 Planned = tuple[Study, list[Experiment]]  # a study and the configs of its runs, or of some of a search
 
@@ -121,7 +128,7 @@ def _swept(experiments: Experiments, check: Check, trust: bool, place: Place) ->
     runs = _make_runs(experiments, directory, trust)
     more = AddedRuns(directory, partial(make_added, directory, runs, trust), runs)
     added = more.more()
-    study = Study(directory, (*runs, *added), {}, f"resume={directory}", more=more)
+    study = Study(directory, (*runs, *added), {}, _continuing(directory), more=more)
     return study, checked + _checked(added, check)
 
 
@@ -178,7 +185,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         runs = [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
         return runs if trust else [trusting_itself(run) for run in runs]
 
-    return Study(directory, (), {}, f"resume={directory}", search, make_runs), checked
+    return Study(directory, (), {}, _continuing(directory), search, make_runs), checked
 
 
 def base_words(words: Mapping[str, str]) -> dict[str, str]:
@@ -204,7 +211,7 @@ def _with_population(
         seed = population.seed + k
         run = template.make_run(directory, "", f"member_{k}", seed, {**base, **member.settings, "seed": str(seed)})
         runs.append(run if trust else trusting_itself(run))
-    return Study(directory, tuple(runs), {}, f"resume={directory}", population=population)
+    return Study(directory, tuple(runs), {}, _continuing(directory), population=population)
 
 
 def _shared(experiments: Experiments) -> KeyValues:

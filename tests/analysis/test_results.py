@@ -109,6 +109,13 @@ def test_what_does_not_belong_together_is_refused_and_the_file_stays(
     assert out.read_bytes() == before
     add_runs([wrong["has not reached its end (interrupted)"]], out, (), "stopped by hand", True)
     assert read_results(out).measured[-1]["ended"] == "interrupted"
+    longer = run_dir(tmp_path / "long", 2, (1.0, 4.0))
+    add_runs([longer], out, (), "", False)
+    assert [row[-1] for row in read_results(out).rows[2]] == ["1", "4"]
+    assert [(x["seeds"], x["ended"]) for x in read_results(out).measured] == [("0, 2", "completed")]
+    other = run_dir(tmp_path / "another", 2, (3.0, 4.0, 5.0))
+    assert main(["add", str(other), f"out={out}"]) == 2
+    assert "with other numbers; seeds are measured once" in capsys.readouterr().err
 
 
 def test_runs_of_several_settings_are_told_with_a_command_for_each(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"t/{name}.csv").write_text("seed,env_steps,eval/return_mean\n" + "".join(rows))
         env = name.rpartition("_")[2]
         (tmp_path / f"t/{name}.json").write_text(f'{{"config": {{"env": "{env}"}}, "measured": []}}')
+    for name, level in (("a_one", 1), ("hard", 2)):
+        (tmp_path / f"t/{name}.csv").write_text((tmp_path / "t/a_one.csv").read_text())
+        own = f'{{"env": "one", "env_kwargs.level": {level}}}'
+        (tmp_path / f"t/{name}.json").write_text(f'{{"config": {own}, "measured": []}}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -71,7 +75,10 @@ def test_algorithms_are_compared_by_normalised_scores(folder: Path, capsys: pyte
         (["a=t/a_one.csv", "low=1", "high=0"], "must be below high"),
         (["a=t/a_one.csv", "low=1,2", "high=3"], "low= has 2 numbers for 1 task"),
         (["a=t/lost.csv"], "t/lost.csv does not exist"),
-        (["a=t"], "a=t has no result files; make one of its runs by: rlframe results add DIR out=FILE.csv"),
+        (["a=t/a_one.csv", "b=t/hard.csv"], "env_kwargs.level=1 and 2 are compared; name the tasks in the same order"),
+        (["a=t"], "a=t is a directory, not a result file; name its files, such as a=t/a_one.csv"),
+        (["a=."], "a=. is a directory, not a result file; make one of its runs by: rlframe results add DIR out=FI"),
+        (["a=t/a_one"], "a=t/a_one does not exist; did you mean a=t/a_one.csv?"),
         (["a=t/a_one.csv", "at=5q"], "at='5q' must be numbers"),
         (["a=t/a_one.csv", "metric=eval/return"], "has no 'eval/return'; it has env_steps, eval/return_mean; did you"),
     ],
