@@ -18,7 +18,7 @@ from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.objects import ObjectName
 from rlframe.data import Episode, open_dataset
-from rlframe.experiment.objects import named
+from rlframe.experiment.objects import looking_from, named
 from rlframe.experiment.settings import from_flat
 from tests.experiment import forms
 from tests.experiment.forms import Slower, Walk
@@ -177,6 +177,7 @@ def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) ->
         ("tests.experiment.forms:Walk", "__main__:Walk"),
         ("__main__:<lambda>()", Walk),  # nothing is called so
         ("__main__:Walk()", forms.__file__ + ":Walk"),
+        ("forms:Walk", forms.__file__ + ":Walk"),  # of the directory where it was started, and not of this one
     ],
     ids=str,
 )
@@ -192,6 +193,19 @@ def test_a_run_is_resumed_with_its_object_wherever_that_is_now(
         assert again.train()["env_steps"] >= 128
     with pytest.raises(ConfigError, match="env cannot change"):
         rlframe.restore(run, trust=True, env="CartPole-v1")
+
+
+def test_an_error_says_where_a_run_was_started_if_that_was_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "params.json").write_text(json.dumps({"started_in": str(tmp_path)}))
+    says = r"^lost \(it was started in .*: names of code and files are looked up from there\)$"
+    with pytest.raises(ConfigError, match=says), looking_from(tmp_path / "params.json"):
+        raise ConfigError("lost")
+    monkeypatch.chdir(tmp_path)
+    for record in ("params.json", "none.json"):
+        with pytest.raises(ConfigError, match=r"^lost$"), looking_from(tmp_path / record):
+            raise ConfigError("lost")
 
 
 def test_an_object_that_does_not_fit_the_saved_state_is_refused(run_dir: Path) -> None:

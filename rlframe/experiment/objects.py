@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ import chz
 
 from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import read_json
 from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName, can_import, name_of
 from rlframe.core.parts import GROUPS, Part, known_keys, part_at, part_name, values_of
@@ -187,6 +189,7 @@ def is_same(given: Any, before: Any) -> bool:
     (module, name), (old, known) = map(_place_and_name, (given, before))
     moved = "__main__" in (module, old)  # from a script or notebook into a module, or the other way
     moved |= old.endswith(".py") and Path(old).name == Path(module).name and not Path(old).expanduser().exists()
+    moved |= module.endswith(".py") and Path(module).stem == old.rpartition(".")[2]
     return bool(module) and ("<lambda>" in known or (name == known and (module == old or moved)))
 
 
@@ -219,6 +222,20 @@ def recorded(config: Mapping[str, Any], given: Mapping[str, Any], source: str) -
                 ) from None
         found[key] = dict(_named(key, value, part))[key]
     return found
+
+
+@contextmanager
+def looking_from(record: Path) -> Iterator[None]:
+    """Errors inside also say where what this params.json or experiment.json describes was started, if not here."""
+    try:
+        yield
+    except ConfigError as error:
+        place = str(read_json(record).get("started_in", "")) if record.is_file() else ""
+        if not place or not Path(place).is_dir() or Path(place).samefile(Path.cwd()):
+            raise
+        raise ConfigError(
+            printable(f"{error} (it was started in {place}: names of code and files are looked up from there)")
+        ) from None
 
 
 def _find(key: str, text: str, part: Part | None) -> None:

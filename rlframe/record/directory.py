@@ -182,6 +182,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 def session() -> dict[str, Any]:
     return {
         "command_line": list(sys.argv),
+        "started_in": os.getcwd(),
         "started": datetime.now().astimezone().isoformat(timespec="microseconds"),
         "versions": {"python": platform.python_version(), "rlframe": __version__, **_versions()},
         "git": _git(),

@@ -18,6 +18,7 @@ from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import check_weights
+from rlframe.experiment.objects import looking_from
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.stacked import check_stackable
@@ -62,10 +63,11 @@ def run_sweep(words: KeyValues, check: Check) -> int:
     dry_run, resume, trust = words.flag("dry_run"), words.text("resume"), words.flag("trust")
     given = words.remaining
     if resume:
-        command, experiments = recorded_experiments(Path(resume), given, trust)
+        with looking_from(Path(resume) / FILE):
+            study, slots, options = plan_study(*recorded_experiments(Path(resume), given, trust), check, trust, resume)
     else:
-        command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
-    study, slots, options = plan_study(command, experiments, check, trust, resume)
+        command = [f"{key}={value}" for key, value in given.items()]
+        study, slots, options = plan_study(command, read_experiments(given), check, trust)
     if dry_run:
         print(preview(study, slots))
         return 0
@@ -101,7 +103,8 @@ def plan_study(
         check_stackable(experiment)
     for experiment in () if study.directory.exists() else checked:  # later its runs may have weights of their own
         check_weights(experiment)
-    facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
+    grid = plan.varied(study.runs)
+    facts = {"command": command, "experiments": experiments, "grid": grid, "started_in": _place_of(study.directory)}
     config = _common_config(checked)
     needs_trust = any(map(foreign, [config, *(run.arguments for run in study.runs)]))
     hint = f"{study.resume_hint}{' trust=true' * needs_trust}"
@@ -110,6 +113,12 @@ def plan_study(
     n_processes = len({run.stack_command or run.name for run in study.runs}) or study.n_runs
     slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), n_processes, on_gpu)
     return study, slots, options
+
+
+def _place_of(directory: Path) -> str:
+    """Where a study was started first, from which names of code and files are looked up."""
+    before = read_record(directory).get("started_in") if (directory / FILE).is_file() else None
+    return str(before or Path.cwd())
 
 
 def _continuing(directory: Path) -> str:

@@ -145,6 +145,7 @@ def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     content = json.loads((study / "experiment.json").read_text())
     assert content["command"] == words
     assert content["grid"] == {"seed": ["3", "4"]}
+    assert content["started_in"] == str(Path.cwd())
     assert content["config"]["runner.n_steps"] == 512
     assert {name: entry["state"] for name, entry in record(study).items()} == {"run_3": "done", "run_4": "done"}
     params = json.loads((study / "run_4/params.json").read_text())
