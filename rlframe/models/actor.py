@@ -177,8 +177,8 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:
         raise ConfigError(
-            f"DDPG, TD3, SAC, CQL and IQL have critics of their own, which see single observations; set "
-            f"{' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
+            f"actors and critics of actions (DDPG, TD3, SAC, CQL, IQL) see single observations, and have networks of "
+            f"their own; set {' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
         )
     default = ModelConfig()
     plain = {name: getattr(default, name) for name in OF_ACTORS}
