@@ -20,9 +20,10 @@ from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.record import move_aside, size_and_time
 from rlframe.system import parent_death
-from rlframe.system.signals import handling
+from rlframe.system.signals import GRACE, handling
 
 REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
+SNAPSHOT_S = 300.0  # time for an interrupted run to write its snapshot
 _STACK_S = 2.0  # time for a hung run to write its stack
 _CLOSE_S = 10.0  # time for a killed process to disappear
 _TAIL_BYTES = 1 << 12
@@ -181,7 +182,7 @@ class RunProcess:
 
 def _environment() -> dict[str, str]:
     """This process's, with unbuffered output, stacks on a crash, and the CPUs that affinity codes refer to."""
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **os.environ}
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", GRACE: f"{0.9 * SNAPSHOT_S:g}", **os.environ}
     if sys.platform == "linux":
         environment.setdefault(parent_death.QUEUE_CPUS, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     return environment

@@ -11,7 +11,7 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import read_json
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
-from rlframe.study.process import REFUSED, RunProcess
+from rlframe.study.process import REFUSED, SNAPSHOT_S, RunProcess
 from rlframe.study.record import (
     DONE,
     FAILED,
@@ -29,7 +29,6 @@ from rlframe.study.table import Row, StatusTable, progress_line
 from rlframe.system.signals import stop_request
 
 _POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
-_SNAPSHOT_S = 300.0  # time for interrupted runs to write their snapshots
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class Queue:
                 process.check_hung(self._options.stall_s)
                 if not (process.pruned or process.interrupted) and (why := self._source.reason_to_stop(process.run)):
                     process.pruned = why
-                    process.interrupt(_SNAPSHOT_S)
+                    process.interrupt(SNAPSHOT_S)
                 continue
             self._active.remove(process)
             self._free.append(process.slot)
@@ -220,7 +219,7 @@ class Queue:
             snapshots = pluralize(len(running), "snapshot")
             self._table.message(f"stopping: waiting for {snapshots}; signal again to stop at once")
         for process in running:
-            process.interrupt(_SNAPSHOT_S)
+            process.interrupt(SNAPSHOT_S)
 
     def _row(self, run: PlannedRun) -> Row:
         status = self._status(run)

@@ -13,7 +13,8 @@ from rlframe.core.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or job
 OUT_OF_TIME = 1  # reason of a request by time limit; larger reasons are signals
-_POLL_S = 0.25
+GRACE = "RLFRAME_GRACE_S"  # environment variable of a queued run, for which the queue waits
+_POLL_S, _GRACE_S = 0.25, 7.0
 
 
 def _ignore(signum: int) -> None:
@@ -83,6 +84,11 @@ def stop_request(
     request = StopRequest(grace_s, max_time_s, forward)
     with _stopping(request):
         yield from _handled(request, grace_s)
+
+
+def grace_s() -> float:
+    """Seconds from a signal to the snapshot, within which the update or batch in progress must end."""
+    return float(os.environ.get(GRACE, _GRACE_S))
 
 
 def asked_to_stop() -> bool:

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from rlframe.core.errors import Interrupted
-from rlframe.system.signals import OUT_OF_TIME, stop_request
+from rlframe.study import process
+from rlframe.system.signals import GRACE, OUT_OF_TIME, grace_s, stop_request
 from tests.processes import until
 
 
@@ -34,6 +35,12 @@ def test_a_request_has_its_signal_and_the_exit_status_of_a_shell(signum):
         with pytest.raises(Interrupted) as caught:
             send(signal.SIGINT)
     assert caught.value.exit_status == 128 + signal.SIGINT
+
+
+def test_a_queued_run_may_end_its_update_for_as_long_as_the_queue_waits(monkeypatch):
+    assert grace_s() == 7
+    monkeypatch.setenv(GRACE, process._environment()[GRACE])
+    assert 7 < grace_s() < process.SNAPSHOT_S
 
 
 def test_a_terminal_that_hangs_up_twice_asks_once():
