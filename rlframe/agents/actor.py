@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ from rlframe.distributions import Categorical, Distribution, TanhGaussian
 from rlframe.distributions.categorical import gumbel
 from rlframe.exploration import ActionNoise, ExploreConfig, check_features, config_of
 from rlframe.exploration.base import unknown_probabilities
+from rlframe.exploration.parameter_noise import ParameterNoiseConfig
 from rlframe.models import ModelConfig
-from rlframe.models.actor import Actor, ActorModel, OwnActor
+from rlframe.models.actor import Actor, ActorModel, MakeActor, OwnActor
 from rlframe.models.base import LEAST_LOG_STD, with_modes
 from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
@@ -276,13 +277,6 @@ class ActorAgent(ModelAgent):
         return params, self.policy.distribution
 
 
-MakeActor = Callable[[Space, Space, int, ModelConfig], nn.Module | None]
-
-
-def rlframes_own(observation_space: Space, action_space: Space, n_params: int, model: ModelConfig) -> None:
-    """No network of the user's."""
-
-
 def _rlframes_actor(
     observation_space: Space, action_space: Space, policy: ActorPolicy, config: ModelConfig, part: ExploreConfig
 ) -> Actor:
@@ -319,15 +313,17 @@ def _check_gaussian(config: ModelConfig, stochastic: bool) -> None:
             raise ConfigError(f"model.{given} is for Gaussian policies, and this one has none")
 
 
-def _check_own(part: ExploreConfig, config: ModelConfig) -> None:
+def _check_own(part: ExploreConfig, config: ModelConfig, deterministic: bool) -> None:
     """Raise ConfigError if a setting is about the layers of rlframe's actor, and there is another."""
-    if part.kind() in ("gsde", "parameter_noise"):
+    if part.needs_features or isinstance(part, ParameterNoiseConfig):
         raise ConfigError(
-            f"algo.explore={part.kind()} is for rlframe's actor, and make_actor gives another; use gaussian"
+            f"algo.explore={part.kind()} is for rlframe's actor, and make_actor gives another; use "
+            f"{'gaussian' if deterministic else 'stochastic'}"
         )
-    if config.log_std or config.init != "auto":
-        given = f"log_std={config.log_std:g}" if config.log_std else f"init={config.init}"
-        raise ConfigError(f"model.{given} is for rlframe's actor, and make_actor gives another; leave it out")
+    if config.log_std:
+        raise ConfigError(
+            f"model.log_std={config.log_std:g} is for rlframe's actor, and make_actor gives another; leave it out"
+        )
 
 
 @checked
@@ -338,11 +334,11 @@ def make_actor_agent(
     config: ModelConfig,
     explore: ExploreConfig | str,
     seed: int = 0,
-    make_network: MakeActor = rlframes_own,
+    make_network: MakeActor | None = None,
 ) -> ActorAgent:
     """Agent and network for these spaces and policy; `seed`, the run's root seed, decides the initial weights.
 
-    `make_network`: of the network, if it is not rlframe's; see `ActorCriticConfig.make_actor`.
+    `make_network`: of a network of the user's, see `ActorCriticConfig.make_actor`; None: it is rlframe's.
 
     Raises:
         ValueError, ConfigError: an unsupported space, or a model or exploration that does not fit it.
@@ -353,12 +349,11 @@ def make_actor_agent(
     _check_gaussian(config, isinstance(policy, SquashedGaussian))
     check_features(part, config, bool(policy.size), action_space)
     with initial_weights(seed_int(seed, Role.MODEL)):
-        own = make_network(observation_space, action_space, policy.param_size, config)
-        if own is None:
+        if make_network is None:
             model: ActorModel = _rlframes_actor(*given, part)
         else:
-            _check_own(part, config)
-            model = OwnActor(own, observation_space, action_space, config)
+            _check_own(part, config, isinstance(policy, Deterministic))
+            model = OwnActor(make_network, observation_space, action_space, policy.param_size, config)
     exploration = part.make_for(model, policy.size, seed)
     exploration.kind = part.kind()
     if exploration.changes and not policy.size:

@@ -181,8 +181,8 @@ def make_q_agent(
         ValueError: an unsupported observation space.
     """
     check_observation_space(observation_space)
-    if config.shared != "auto" or config.log_std:
-        given = f"log_std={config.log_std:g}" if config.log_std else f"shared={str(config.shared).lower()}"
+    if config.shared is True or config.log_std:
+        given = f"log_std={config.log_std:g}" if config.log_std else "shared=true"
         raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
         others = "sac, td3 or ppo" if isinstance(action_space, spaces.Box) else "ppo or a2c"

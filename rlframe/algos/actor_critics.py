@@ -7,7 +7,6 @@ from typing import Any
 
 import chz
 import torch
-from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
@@ -20,7 +19,6 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import Critic, Ensemble, make_critic
 from rlframe.exploration import ExplorationSchedule, ExploreConfig
-from rlframe.models import ModelConfig
 from rlframe.replay import Replay, Transitions
 
 
@@ -93,15 +91,14 @@ class ActorCriticConfig(OffPolicyConfig):
         replay = self.make_replay(agent, batch_spec, seed)
         return agent, self.make_critic(agent, seed), replay, exploration, n_steps, self, seed
 
-    def make_actor(
-        self, observation_space: Space, action_space: Space, n_params: int, model: ModelConfig
-    ) -> nn.Module | None:
-        """A network of your own, from observations [n, *obs] to numbers [n, n_params]; None: rlframe's.
+    make_actor = None
+    """A method that makes a network of your own; None: it is rlframe's.
 
-        The numbers are u [n, d] of actions tanh u for DDPG and TD3; means and log standard deviations [n, 2 d], or
-        logits, for SAC. Observations are normalised, if model.normalize_observation says so.
-        """
-        return None
+    It is given what the policy sees of observations, the action space, n_params and the ModelConfig, and returns a
+    torch.nn.Module from observations [n, *obs] to numbers [n, n_params]: u [n, d] of actions tanh u for DDPG and TD3;
+    means and log standard deviations [n, 2 d], or logits, for SAC. Observations are normalised, if
+    model.normalize_observation says so.
+    """
 
     def make_critic(self, agent: ActorAgent, seed: int) -> Critic:
         """Critics of the agent's spaces, with networks as the actor's but for model.critic."""

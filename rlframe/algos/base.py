@@ -42,7 +42,6 @@ class Algorithm(ABC):
     progress: Progress
     config: Any = None  # its Config, to be recorded
     origin: str = ""  # what it began with, of another run
-    lost: Sequence[str] = ()  # state that the loaded snapshot lacks, since `saved` did not name it
     saved: Sequence[str]  # names of the attributes with state, besides the agent: parts, generators, tensors, numbers
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -135,16 +134,31 @@ class Algorithm(ABC):
         """The states of all that is `saved`: arrays and plain values. See `states_of`."""
         found = states_of(self, self.saved)
         if not type(self).__module__.startswith("rlframe."):
-            unsaved: UnsavedState = vars(self).setdefault("_unsaved", UnsavedState())
+            unsaved = self._watched()
             unsaved.look(self, self.saved)
-            found[_UNSAVED] = sorted({*unsaved.names, *self.lost})
+            unsaved.tell()
+            found[_UNSAVED] = unsaved.present(self, self.saved)
         return found
+
+    def watch(self) -> None:
+        """Notice from now on what changes and `saved` does not name; a snapshot then warns of it."""
+        if not type(self).__module__.startswith("rlframe."):
+            self._watched().look(self, getattr(self, "saved", ()))
+
+    def _watched(self) -> UnsavedState:
+        unsaved: UnsavedState = vars(self).setdefault("_unsaved", UnsavedState())
+        return unsaved
+
+    def lost_state(self) -> list[str]:
+        """What of its state the loaded snapshot lacks, as far as it is known."""
+        return self._watched().lost
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. See `load_states`."""
         device = next((x.device for x in self.progress.learned), torch.device("cpu"))
-        load_states(self, self.saved, state, device)
-        self.lost = tuple(state.get(_UNSAVED, ()))
+        missing = load_states(self, self.saved, state, device)
+        self._watched().lost = sorted({*state.get(_UNSAVED, ()), *missing})
+        self.watch()
 
 
 class Frozen(Algorithm):

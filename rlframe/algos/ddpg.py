@@ -168,23 +168,23 @@ class DDPG(OffPolicyActorCritic):
     def _first_priority(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
         self.critic.choose(self.generator)
-        return self.priority(batch, *self.values_and_target(batch, self.noise(batch.action)))
+        return self.priority(*self.values_and_target(batch, self.draw_noise(batch.action)), batch)
 
     def update(self) -> UpdateMetrics:
         beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         batch = self.scaled(self.replay.sample(self.config.batch_size, beta))
-        metrics, values, target = self.learn(batch)
+        metrics, values, target = self.learn_from(batch)
         if self.moves.turn(self.config.target_interval):
             self.move_targets()
         self.progress.updates += 1
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, self.priority(batch, values, target))
+            self.replay.update_priorities(batch.index, self.priority(values, target, batch))
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def learn(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def learn_from(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """A step of the critics, and of the actor if it has its turn. Metrics, and what `priority` is of."""
         self.critic.choose(self.generator)
-        metrics, values, target = self.learn_critics((batch, self.noise(batch.action)))
+        metrics, values, target = self.learn_critics((batch, self.draw_noise(batch.action)))
         if is_due(self.progress.updates, self.config.policy_interval):
             metrics |= self.learn_policy(batch)
         return metrics, values, target
@@ -193,12 +193,12 @@ class DDPG(OffPolicyActorCritic):
         """Move the targets towards the online networks."""
         soft_update(self.targets, self.online, self.now.tau)
 
-    def priority(self, batch: Transitions, values: Tensor, target: Tensor) -> Tensor:
+    def priority(self, values: Tensor, target: Tensor, batch: Transitions) -> Tensor:
         """|Q - y| [n], or what stands for it of another kind of value, a mean over the critics."""
         clip = self.now.target_clip
         return priorities(self.critic.value.loss(values, target, batch.return_, batch.bootstrap, clip)[1].mean(0))
 
-    def noise(self, action: Tensor) -> Tree:
+    def draw_noise(self, action: Tensor) -> Tree:
         """ε ~ N(0, 1) of the target policy for actions [n, *act]; () if it has none."""
         if self.config.target_noise == 0:
             return ()
@@ -216,7 +216,7 @@ class DDPG(OffPolicyActorCritic):
     def _learn_policy(self, batch: Transitions) -> dict[str, Tensor]:
         """One step of the actor, whose actions a = μ(s) are what its loss is of."""
         observation = self.normalized(batch.inputs)
-        outputs = self.outputs(self.agent.model, observation)
+        outputs = self.actor_outputs(self.agent.model, observation)
         with frozen(self.critic_optimizer.parameters):
             q = self.critic.first_q(observation, self.policy.action(outputs))
             loss = self.actor_loss(q, outputs, batch.action)
@@ -244,11 +244,11 @@ class DDPG(OffPolicyActorCritic):
     @torch.no_grad()
     def next_action(self, next_observation: Tree, noise: Tree) -> Tensor:
         """a' = μ'(s'); with target noise clip(μ'(s') + clip(σ ε, -c, c), -1, 1)."""
-        action, c = self.policy.action(self.outputs(self.target_actor, next_observation)), self.now
+        action, c = self.policy.action(self.actor_outputs(self.target_actor, next_observation)), self.now
         if self.config.target_noise == 0:
             return action
         return target_policy_smoothing(action, noise, c.target_noise, c.target_noise_clip)
 
-    def outputs(self, actor: ActorModel, observation: Tree) -> Tensor:
+    def actor_outputs(self, actor: ActorModel, observation: Tree) -> Tensor:
         """u [n, d] of normalised observations, of which the actions μ(s) are the tanh."""
         return actor.params(observation)

@@ -120,9 +120,9 @@ class MADDPG(ddpg.DDPG):
         rows = inputs.observation
         return {**rows, OBSERVATION: self.agent.model.normalized(rows[OBSERVATION])}
 
-    def outputs(self, actor: ActorModel, observation: Tree) -> Tensor:
+    def actor_outputs(self, actor: ActorModel, observation: Tree) -> Tensor:
         """u [n, agents, d] of each by its own observation, 0 where one is not present."""
-        own = unflat(super().outputs(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
+        own = unflat(super().actor_outputs(actor, flat(observation[OBSERVATION])), observation[VALID].shape[1])
         return where_present(own, present(observation))
 
     def actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:

@@ -47,17 +47,24 @@ def states_of(owner: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: _state_of(_part(owner, name), f"{type(owner).__name__}.{name}") for name in names}
 
 
-def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], device: torch.device) -> None:
+def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], device: torch.device) -> list[str]:
     """Set attributes to their saved states; tensors that are made for it are on `device`.
+
+    Returns the names of those that a user's algorithm did not save yet, which stay as they are.
 
     Raises:
         TypeError: one is not there.
         ValueError: a tensor or array had another shape or dtype, or the class of a Struct is not there.
     """
+    is_own, missing = not type(owner).__module__.startswith("rlframe."), []
     for name in names:
+        if is_own and name not in states:
+            missing.append(f"{type(owner).__name__}.{name}")
+            continue
         part, state = _part(owner, name), states[name]
         if not _load(part, state, f"{type(owner).__name__}.{name}"):
             setattr(owner, name, _unpacked(state, device, f"{type(owner).__name__}.{name}"))
+    return missing
 
 
 def _part(owner: Any, name: str) -> Any:
@@ -191,9 +198,11 @@ class UnsavedState:
         # By name what may change, beside what must be the same for that: a number, a length, a tensor's changes.
         self._before: dict[str, list[tuple[tuple[int, ...], float]]] = {}
         self.names: list[str] = []  # of what was found so far
+        self.lost: list[str] = []  # of what a loaded snapshot lacks
+        self._told = 0  # of `names`
 
     def look(self, owner: Any, saved: Sequence[str]) -> None:
-        """Warn of what is found, once of each name."""
+        """Find what has changed since the last look, and what is state in any case."""
         now: dict[str, list[tuple[tuple[int, ...], float]]] = {}
         kept = _kept_places(owner, saved)
         for name in sorted(vars(owner).keys() - {"agent", *saved}):
@@ -206,8 +215,17 @@ class UnsavedState:
         changed = [name for name, pairs in both if any(a[0] == b[0] and a[1] != b[1] for a, b in pairs)]
         self._before = now
         found = [f"{type(owner).__name__}.{name}" for name in dict.fromkeys([*changed, *_unsaved_parts(owner, saved)])]
-        if new := [name for name in found if name not in self.names]:
-            self.names += new
+        self.names += [name for name in found if name not in self.names]
+
+    def tell(self) -> None:
+        """Warn of what was found, once of each name."""
+        if new := self.names[self._told :]:
+            self._told = len(self.names)
             _logger.warning(
                 f"`saved` does not name {', '.join(new)}: a resumed run begins with what __init__ makes of it"
             )
+
+    def present(self, owner: Any, saved: Sequence[str]) -> list[str]:
+        """Names of what was found or lost, without what is saved now or is not there any more."""
+        there = vars(owner).keys() - {*saved}
+        return sorted(name for name in {*self.names, *self.lost} if name.partition(".")[2] in there)

@@ -304,7 +304,7 @@ def true_or_auto(doc: str) -> Any:
     """A field for true, false or auto, the default."""
 
     def check(config: Any, name: str) -> None:
-        if (value := getattr(config, name)) not in (True, False, "auto"):
+        if not isinstance(value := getattr(config, name), bool) and value != "auto":
             raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be true, false or auto")
 
     return chz.field(meta_factory=plain_value(), default="auto", doc=doc, validator=check)

@@ -12,7 +12,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
+from rlframe.core.spaces import ACTION_MASK, PRIVILEGED, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import OF_ACTORS, CriticConfig, Model, ModelConfig, with_modes
@@ -21,6 +21,8 @@ from rlframe.models.network import Body, Network, batch_statistics
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
+
+MakeActor = Callable[[Space, Space, int, ModelConfig], nn.Module | None]  # of observations, actions, numbers, config
 
 
 class ActorModel(Model, ABC):
@@ -32,6 +34,7 @@ class ActorModel(Model, ABC):
         self.masks = mask_entries(observation_space, action_space)
         self.masked = bool(self.masks)
         self.norm = ObservationNorm(observation_space, unchanged=self.masks) if config.normalize_observation else None
+        self.view = View(observation_space, *self.masks, PRIVILEGED)
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser."""
@@ -63,14 +66,28 @@ class ActorModel(Model, ABC):
 
 
 class OwnActor(ActorModel):
-    """A user's network, from normalised observations [n, *obs] to the policy's parameters [n, param_size]."""
+    """A user's network, from normalised observations [n, *obs] to the policy's parameters [n, n_params]."""
 
-    def __init__(self, network: nn.Module, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
+    def __init__(
+        self, make: MakeActor, observation_space: Space, action_space: Space, n_params: int, config: ModelConfig
+    ) -> None:
+        """Raises ConfigError if what `make` gives is no such network."""
         super().__init__(observation_space, action_space, config)
-        self.network = with_modes(network)
+        network = make(self.view.space, action_space, n_params, config)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"make_actor gives {network!r:.60}; return a torch.nn.Module")
+        self.network, self.n_params = with_modes(network), n_params
+        with torch.no_grad():
+            self(map_tree(torch.from_numpy, zeros(observation_space, (2,))))
 
     def outputs(self, normalized: Tree) -> Tensor:
-        found: Tensor = self.network(normalized)
+        found: Tensor = self.network(self.view(normalized))
+        n = len(leaves(normalized)[0])
+        if found.shape != (n, self.n_params):
+            raise ConfigError(
+                f"make_actor: {type(self.network).__name__} gives {list(found.shape)} for {n} observations; it must be "
+                f"[{n}, {self.n_params}], of n_params={self.n_params}"
+            )
         return found
 
 
@@ -91,7 +108,6 @@ class Actor(ActorModel):
         parts: of the parameters, each with layers of its own where the model says so.
         """
         super().__init__(observation_space, action_space, config)
-        self.view = View(observation_space, *self.masks, PRIVILEGED)
         self.encoder = make_features(self.view.space, config)
         n_features = feature_size(self.encoder)
         self.mlp: Body

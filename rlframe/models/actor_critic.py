@@ -189,7 +189,7 @@ class ActorCritic(PolicyModel):
 
 
 def _check_shared(observation_space: Space, config: ModelConfig) -> None:
-    why = "policy and value share theirs (set model.shared=false, which is not the default for images)"
+    why = "policy and value share theirs (set model.shared=false; auto shares for images)"
     config.check_no_critic(why)
     if has_privileged(observation_space):
         raise ConfigError(f"observation['privileged'] is for a value network of its own, but {why}")

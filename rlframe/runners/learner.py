@@ -53,6 +53,7 @@ class Learner:
         if not (hasattr(self.agent, "initial_state") and hasattr(self.algo, "updates_due")):
             got = f"{type(self.agent).__name__}, {type(self.algo).__name__}"
             raise TypeError(f"a learner is Learner(agent, algo), not Learner({got})")
+        self.algo.watch()
 
     @property
     def of(self) -> str:
@@ -223,7 +224,7 @@ class Learners(dict[str, Learner]):
 
     def lost(self) -> list[str]:
         """State of algorithms that the loaded snapshot lacks."""
-        return [name for learner in self.values() for name in learner.algo.lost]
+        return [name for learner in self.values() for name in learner.algo.lost_state()]
 
     def check_parameters(self, place: str, cause: BaseException | None) -> None:
         """Raise Diverged if a parameter is NaN or Inf; `place`: where the run is."""

@@ -363,7 +363,8 @@ def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = ()) -> str
         why = "; ".join(dict.fromkeys(lost))
         anew.append(f"{len(lost)} of {len(reasons)} running episodes start anew ({why})")
     if unsaved:
-        anew.append(f"{', '.join(unsaved)} begin anew, since `saved` does not name them")
+        anew.append(f"{', '.join(unsaved)} begin anew, which the snapshot does not have")
     if not anew:
         return "the run continues exactly, running episodes included"
-    return f"parameters, optimizer and counts continue; {'; '.join(anew)}"
+    going_on = "what `saved` names continues" if unsaved else "parameters, optimizer and counts continue"
+    return f"{going_on}; {'; '.join(anew)}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlframe.algos import ddpg, sac, td3
 from rlframe.core.errors import ConfigError
+from rlframe.exploration.gsde import GsdeConfig
 from rlframe.models import ModelConfig
 from rlframe.models.views import FORBIDDEN
 from tests.algos.learners import learner, transitions, updated
@@ -18,15 +19,20 @@ from tests.algos.learners import learner, transitions, updated
 VECTOR, BOX = spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (1,))
 
 
+@chz.chz
+class OwnGsde(GsdeConfig):
+    """A kind of a user's own."""
+
+
 class Net(nn.Module):
-    """One layer, which sees the entry x of a Dict."""
+    """One layer."""
 
     def __init__(self, n_params: int) -> None:
         super().__init__()
         self.layer = nn.Linear(1, n_params)
 
     def forward(self, observation: Any) -> Tensor:
-        found: Tensor = self.layer(observation["x"] if isinstance(observation, dict) else observation)
+        found: Tensor = self.layer(observation)
         return found
 
 
@@ -73,9 +79,36 @@ def test_its_observations_are_normalised_and_its_logits_masked() -> None:
     agent.model.observe(rows)
     logits = agent.model(rows)
     assert torch.allclose(agent.model.normalized(rows)["x"], torch.tensor([[-1.0], [1.0]]), atol=1e-3)
-    plain = agent.model.network({"x": torch.tensor([[-1.0], [1.0]])})
+    plain = agent.model.network(torch.tensor([[-1.0], [1.0]]))
     assert logits[0, 1] == FORBIDDEN
     assert torch.allclose(logits[1], plain[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("give", "says"),
+    [
+        (
+            lambda n: nn.Linear(1, n - 1),
+            r"make_actor: Linear gives \[2, 1\] for 2 observations; it must be \[2, 2\], of n_",
+        ),
+        (lambda n: Net, r"make_actor gives <class .*Net.*>; return a torch\.nn\.Module"),
+    ],
+)
+def test_a_network_of_the_wrong_size_or_kind_is_refused(give: Any, says: str) -> None:
+    @chz.chz
+    class Config(sac.Config):
+        def make_actor(self, observation_space: Space, action_space: Space, n_params: int, model: ModelConfig) -> Any:
+            return give(n_params)
+
+    with pytest.raises(ConfigError, match=says):
+        Config().make_agent(VECTOR, BOX, ModelConfig())
+
+
+def test_it_sees_neither_masks_nor_what_is_privileged() -> None:
+    both = spaces.Dict({"privileged": VECTOR, "x": VECTOR})
+    agent = with_net(td3)().make_agent(both, BOX, ModelConfig())
+    x = torch.tensor([[0.5]])
+    assert torch.equal(agent.model({"privileged": x, "x": x}), agent.model.network(x))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +116,8 @@ def test_its_observations_are_normalised_and_its_logits_masked() -> None:
     [
         ({"explore": "gsde"}, {}, r"algo\.explore=gsde is for rlframe's actor, and make_actor gives another"),
         ({"explore": "parameter_noise"}, {}, r"algo\.explore=parameter_noise is for rlframe's actor"),
-        ({}, {"init": "xavier"}, r"model\.init=xavier is for rlframe's actor"),
+        ({"explore": OwnGsde()}, {}, r"is for rlframe's actor, and make_actor gives another; use gaussian"),
+        ({}, {"log_std": -1.0}, r"model\.log_std=-1 is for "),
     ],
 )
 def test_what_needs_the_layers_of_rlframes_actor_is_refused(settings: Any, model: Any, says: str) -> None:

@@ -132,13 +132,12 @@ def test_images_share_one_network_unless_two_are_asked_for() -> None:
     n = [sum(p.numel() for name, p in each.named_parameters() if "head" not in name) for each in (one, two)]
     assert n[1] == 2 * n[0]
     both = spaces.Dict({"image": image, "privileged": secret})
-    with pytest.raises(
-        ConfigError, match=r"share theirs \(set model\.shared=false, which is not the default for images"
-    ):
+    with pytest.raises(ConfigError, match=r"share theirs \(set model\.shared=false; auto shares for images"):
         agent_for(both, spaces.Discrete(2))
     agent_for(both, spaces.Discrete(2), shared=False)
-    with pytest.raises(ConfigError, match=r"model\.shared='both' must be true, false or auto"):
-        ModelConfig(shared="both")
+    for wrong in ("both", 1):
+        with pytest.raises(ConfigError, match=rf"model\.shared={wrong!r} must be true, false or auto"):
+            ModelConfig(shared=wrong)  # type: ignore[arg-type]
 
 
 def test_two_networks_of_images_act_as_they_learn() -> None:

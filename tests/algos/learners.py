@@ -122,7 +122,7 @@ def kept_gradients() -> Iterator[None]:
 def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
     """What the critics of TD3 or DDPG are to come to for these rows [n]."""
     other = copy.deepcopy(algo)
-    noise = other.noise(batch.action)
+    noise = other.draw_noise(batch.action)
     target = other.values_and_target(batch, noise)[1]
     found: torch.Tensor = batch.return_ + batch.bootstrap * target.squeeze(-1)
     return found

@@ -96,11 +96,11 @@ def test_the_methods_of_a_subclass_decide_losses_priorities_and_when_targets_mov
         def critic_loss(self, values: Any, target: Any, batch: Any) -> torch.Tensor:
             return super().critic_loss(values, target, batch) + 100
 
-        def priority(self, batch: Any, values: Any, target: Any) -> torch.Tensor:
-            return super().priority(batch, values, target).clamp(min=10)
+        def priority(self, values: Any, target: Any, batch: Any) -> torch.Tensor:
+            return super().priority(values, target, batch).clamp(min=10)
 
-        def learn(self, batch: Any) -> Any:
-            metrics, *others = super().learn(batch)
+        def learn_from(self, batch: Any) -> Any:
+            metrics, *others = super().learn_from(batch)
             return {**metrics, "rows": torch.tensor(float(len(batch.return_)))}, *others
 
         def move_targets(self) -> None:

@@ -106,7 +106,7 @@ def test_a_central_critic_takes_the_risk_that_independent_ones_do_not() -> None:
 def test_the_target_is_of_all_agents_next_actions_each_by_its_own_observation() -> None:
     batch = transitions(32)
     algo = made(batch, n_critics=2, target_noise=0.2)
-    noise = algo.noise(batch.action)
+    noise = algo.draw_noise(batch.action)
     _, target = algo.values_and_target(batch, noise)
     own = [
         algo.target_actor({key: x[:, i] for key, x in batch.next_inputs.observation["observation"].items()})
@@ -137,7 +137,7 @@ def test_agents_that_are_gone_are_taught_no_action() -> None:
 
     def gradient(states: Tensor) -> Tensor:
         now = {**rows, "observation": {**seen, "observation": states}}
-        outputs = algo.outputs(algo.agent.model, now)
+        outputs = algo.actor_outputs(algo.agent.model, now)
         loss = algo.actor_loss(algo.critic.q(now, outputs.tanh()), outputs, torch.zeros(3, 2, 1))
         parameters = list(algo.agent.parameters())
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters, materialize_grads=True)])

@@ -163,24 +163,35 @@ def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snap
     assert "`saved` does not name Learning.counted: a resumed" in later
     names = ("Learning.counted", "Learning.head", "Learning.head_optimizer", "Learning.rng")
     for _ in range(2):  # a run that is resumed a second time has not found them again
-        state, algo = algo.state_dict(), Learning(None)
-        vars(algo).update(kept=kept, kept_optimizer=torch.optim.SGD(kept.parameters(), 0.1))
+        state, parts, algo = algo.state_dict(), vars(algo), Learning(None)
+        vars(algo).update({name: parts[name] for name in ("kept", "kept_optimizer", "head", "head_optimizer", "rng")})
+        algo.counted = 0
         algo.load_state_dict(state)
-        assert algo.lost == names
-    says = describe_resumed(["", ""], algo.lost)
-    assert (
-        says
-        == f"parameters, optimizer and counts continue; {', '.join(names)} begin anew, since `saved` does not name them"
-    )
+        assert tuple(algo.lost_state()) == names
+    says = f"what `saved` names continues; {', '.join(names)} begin anew, which the snapshot does not have"
+    assert describe_resumed(["", ""], algo.lost_state()) == says
+
+
+def test_a_name_that_is_added_to_saved_continues_from_the_next_snapshot() -> None:
+    before, algo = Frozen(None), Mine(None)
+    vars(algo).update(mine=3, lost=3)
+    algo.load_state_dict(before.state_dict())
+    assert vars(algo)["mine"] == 3
+    assert algo.lost_state() == ["Mine.mine"]
+    vars(algo).update(lost=4)
+    state = algo.state_dict()
+    assert state["(unsaved)"] == ["Mine.lost"], "what is saved now is not lost again, and one snapshot tells a change"
+    algo.load_state_dict(state)
+    assert algo.lost_state() == ["Mine.lost"]
 
 
 @pytest.mark.parametrize("name", ["rainbow", "cql_learned", "td3", "iql", "ppo_kl", "pqn"])
-def test_an_algorithm_as_it_is_saves_all_of_its_state(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_algorithm_as_it_is_saves_all_of_its_state(name: str) -> None:
     algo, state = made(name), UnsavedState()
     state.look(algo, algo.saved)
     assert learned(algo, batches(name))
     state.look(algo, algo.saved)
-    assert not caplog.records
+    assert state.names == []
 
 
 @pytest.mark.parametrize(
