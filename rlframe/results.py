@@ -114,11 +114,9 @@ def _check_file(name: str, path: Path) -> None:
     """Raise ConfigError if a path is a directory, or a result file without its suffix."""
     if path.is_dir():
         files = sorted(each.name for each in path.glob("*.csv"))
-        remedy = (
-            f"name its files, such as {name}={path / files[0]}"
-            if files
-            else ("make one of its runs by: rlframe results add DIR out=FILE.csv")
-        )
+        remedy = "make one of its runs by: rlframe results add DIR out=FILE.csv"
+        if files:
+            remedy = f"name its files, such as {name}={path / files[0]}"
         raise ConfigError(f"{name}={path} is a directory, not a result file; {remedy}")
     if path.with_name(f"{path.name}.csv").is_file():
         raise ConfigError(f"{name}={path} does not exist; did you mean {name}={path}.csv?")

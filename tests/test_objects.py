@@ -18,7 +18,7 @@ from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.objects import ObjectName
 from rlframe.data import Episode, open_dataset
-from rlframe.experiment.objects import looking_from, named
+from rlframe.experiment.objects import named, naming_start
 from rlframe.experiment.settings import from_flat
 from tests.experiment import forms
 from tests.experiment.forms import Slower, Walk
@@ -200,11 +200,11 @@ def test_an_error_says_where_a_run_was_started_if_that_was_elsewhere(
 ) -> None:
     (tmp_path / "params.json").write_text(json.dumps({"started_in": str(tmp_path)}))
     says = r"^lost \(it was started in .*: names of code and files are looked up from there\)$"
-    with pytest.raises(ConfigError, match=says), looking_from(tmp_path / "params.json"):
+    with pytest.raises(ConfigError, match=says), naming_start(tmp_path / "params.json"):
         raise ConfigError("lost")
     monkeypatch.chdir(tmp_path)
     for record in ("params.json", "none.json"):
-        with pytest.raises(ConfigError, match=r"^lost$"), looking_from(tmp_path / record):
+        with pytest.raises(ConfigError, match=r"^lost$"), naming_start(tmp_path / record):
             raise ConfigError("lost")
 
 

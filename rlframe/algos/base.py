@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import Agent
-from rlframe.algos.saved import UnsavedState, check_saved, load_states, states_of
+from rlframe.algos.saved import UnsavedState, check_saved, is_own, load_states, states_of
 from rlframe.core.arguments import checked
 from rlframe.core.errors import qualified_name, warn_once
 from rlframe.core.schedule import Scheduled
@@ -133,31 +133,30 @@ class Algorithm(ABC):
     def state_dict(self) -> dict[str, Any]:
         """The states of all that is `saved`: arrays and plain values. See `states_of`."""
         found = states_of(self, self.saved)
-        if not type(self).__module__.startswith("rlframe."):
-            unsaved = self._watched()
-            unsaved.look(self, self.saved)
-            unsaved.tell()
-            found[_UNSAVED] = unsaved.present(self, self.saved)
+        if is_own(type(self)):
+            self.watch()
+            self._unsaved_state().tell()
+            found[_UNSAVED] = self._unsaved_state().present(self, self.saved)
         return found
 
     def watch(self) -> None:
-        """Notice from now on what changes and `saved` does not name; a snapshot then warns of it."""
-        if not type(self).__module__.startswith("rlframe."):
-            self._watched().look(self, getattr(self, "saved", ()))
-
-    def _watched(self) -> UnsavedState:
-        unsaved: UnsavedState = vars(self).setdefault("_unsaved", UnsavedState())
-        return unsaved
+        """Notice from now on what changes and `saved` does not name, in a user's algorithm; snapshots warn of it."""
+        if is_own(type(self)):
+            self._unsaved_state().look(self, getattr(self, "saved", ()))
 
     def lost_state(self) -> list[str]:
         """What of its state the loaded snapshot lacks, as far as it is known."""
-        return self._watched().lost
+        return self._unsaved_state().lost
+
+    def _unsaved_state(self) -> UnsavedState:
+        found: UnsavedState = vars(self).setdefault("_unsaved", UnsavedState())
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. See `load_states`."""
         device = next((x.device for x in self.progress.learned), torch.device("cpu"))
         missing = load_states(self, self.saved, state, device)
-        self._watched().lost = sorted({*state.get(_UNSAVED, ()), *missing})
+        self._unsaved_state().lost = sorted({*state.get(_UNSAVED, ()), *missing})
         self.watch()
 
 

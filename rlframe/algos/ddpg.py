@@ -182,7 +182,7 @@ class DDPG(OffPolicyActorCritic):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def learn_from(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """A step of the critics, and of the actor if it has its turn. Metrics, and what `priority` is of."""
+        """A step of the critics, and of the actor if it has its turn; returns metrics, and what `priority` is of."""
         self.critic.choose(self.generator)
         metrics, values, target = self.learn_critics((batch, self.draw_noise(batch.action)))
         if is_due(self.progress.updates, self.config.policy_interval):

@@ -147,7 +147,7 @@ class PPO(OnPolicyEpochs):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def batch_of(self, samples: Samples, value: Tensor) -> Batch:
-        """The rows to learn from, with what they come to by the values [T+1, B] of all observations."""
+        """The rows to learn from, with advantages and returns by the values [T+1, B] of all observations."""
         batch = make_batch(samples, *self.targets(samples, value), self.agent.model.uses_previous)
         return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
 
@@ -156,8 +156,8 @@ class PPO(OnPolicyEpochs):
         c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
         return generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
 
-    def learn_epochs(self, batch: Batch, samples: Samples) -> dict[str, Any]:
-        """All epochs over the rows of a batch; metrics."""
+    def learn_epochs(self, batch: Batch, samples: Samples) -> dict[str, Tensor]:
+        """All epochs over the rows of a batch; returns metrics."""
         fit = explained_variance(batch.value, batch.return_, batch.valid)
         steps: list[tuple[RowTerms, Tensor]] = []
         for epoch in range(self.config.epochs):

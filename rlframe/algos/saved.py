@@ -38,6 +38,11 @@ def check_saved(cls: type) -> None:
             )
 
 
+def is_own(cls: type) -> bool:
+    """Whether a class is the user's."""
+    return not cls.__module__.startswith("rlframe.")
+
+
 def states_of(owner: Any, names: Sequence[str]) -> dict[str, Any]:
     """The states of attributes: arrays and plain values.
 
@@ -56,9 +61,9 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
         TypeError: one is not there.
         ValueError: a tensor or array had another shape or dtype, or the class of a Struct is not there.
     """
-    is_own, missing = not type(owner).__module__.startswith("rlframe."), []
+    missing = []
     for name in names:
-        if is_own and name not in states:
+        if name not in states and is_own(type(owner)):
             missing.append(f"{type(owner).__name__}.{name}")
             continue
         part, state = _part(owner, name), states[name]

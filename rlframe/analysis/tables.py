@@ -125,11 +125,8 @@ def compare(
         raise ConfigError(f"{len(paths)} tasks need low= and high=, the returns that score 0 and 1 on each")
     found = {name: [read_results(path) for path in each] for name, each in files.items()}
     for each in zip(*found.values(), strict=True):
-        envs = {str(results.config["env"]) for results in each if "env" in results.config}
-        if len(envs) > 1:
-            raise ConfigError(f"{' and '.join(sorted(envs))} are compared; name the tasks in the same order for all")
         keys = {key for results in each for key in results.config if key.startswith("env_kwargs.")}
-        for key in sorted(keys):
+        for key in ("env", *sorted(keys)):
             values = {str(results.config[key]) for results in each if key in results.config}
             if len(values) > 1:
                 raise ConfigError(

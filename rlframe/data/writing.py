@@ -122,7 +122,7 @@ class DatasetWriter:
         resumed: int = -1,
         token: str = "",
         earlier: Sequence[str] = (),
-        session: Sequence[str] = (),
+        session: str = "",
     ) -> None:
         """Make a dataset, or go on with the one there, of which the first `resumed` episodes are kept.
 
@@ -140,7 +140,7 @@ class DatasetWriter:
         self.path, self._new = locate(new.name), new
         self._data = self.path / DATA
         self.n_episodes = self.n_steps = 0
-        self._marks = {_TOKEN: token or secrets.token_hex(8), **({_SESSION: session[0]} if session else {})}
+        self._marks = {_TOKEN: token or secrets.token_hex(8), **({_SESSION: session} if session else {})}
         self.token = self._marks[_TOKEN]
         if resumed >= 0:
             self._continue(resumed)

@@ -24,7 +24,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.keys import idle_keys, keys_of
 from rlframe.experiment.limits import check_machine
-from rlframe.experiment.objects import looking_from, recorded
+from rlframe.experiment.objects import naming_start, recorded
 from rlframe.experiment.presets import (
     AUTO_PRESET,
     best_preset,
@@ -167,7 +167,7 @@ def _resumed(
         hint = f"it holds {', '.join(runs)}: give one of them" if runs else "name a run directory on this machine"
         raise ConfigError(f"resume={resume}: there is no {path}; {hint}")
     given = long_keys(keys)
-    with looking_from(path):
+    with naming_start(path):
         config = recorded(read_config(path, trust, given), given, str(path))
     check_sync(config, given, str(path), trust)
     check_resumed(resume, config, given)

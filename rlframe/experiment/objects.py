@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -225,12 +225,14 @@ def recorded(config: Mapping[str, Any], given: Mapping[str, Any], source: str) -
 
 
 @contextmanager
-def looking_from(record: Path) -> Iterator[None]:
+def naming_start(record: Path) -> Iterator[None]:
     """Errors inside also say where what this params.json or experiment.json describes was started, if not here."""
     try:
         yield
     except ConfigError as error:
-        place = str(read_json(record).get("started_in", "")) if record.is_file() else ""
+        place = ""
+        with suppress(ConfigError):
+            place = str(read_json(record).get("started_in", ""))
         if not place or not Path(place).is_dir() or Path(place).samefile(Path.cwd()):
             raise
         raise ConfigError(

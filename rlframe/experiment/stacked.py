@@ -36,7 +36,7 @@ from rlframe.system.affinity import pinned
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.meeting import Meeting
-from rlframe.system.signals import StopRequest, grace_s, stop_request
+from rlframe.system.signals import StopRequest, snapshot_grace_s, stop_request
 from rlframe.updates.compiled import CompileChoice
 from rlframe.updates.stacked import REMEDY, UpdateStack
 
@@ -162,7 +162,7 @@ def train_stack(jobs: Sequence[Job]) -> list[Outcome]:
     with (
         env_vars_set(first.env_vars),
         pinned(resolved.affinity.master),
-        stop_request(grace_s() * len(jobs), first.runner.max_time_s) as stop,
+        stop_request(snapshot_grace_s() * len(jobs), first.runner.max_time_s) as stop,
     ):
         threads = []
         for number, (job, outcome) in enumerate(zip(jobs, outcomes, strict=True)):

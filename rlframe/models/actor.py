@@ -22,7 +22,7 @@ from rlframe.models.normalize import ObservationNorm
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
-MakeActor = Callable[[Space, Space, int, ModelConfig], nn.Module | None]  # of observations, actions, numbers, config
+MakeActor = Callable[[Space, Space, int, ModelConfig], nn.Module]  # of spaces, n_params and the config
 
 
 class ActorModel(Model, ABC):
@@ -31,10 +31,9 @@ class ActorModel(Model, ABC):
     def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
         """`action_space`: parameters are logits of Discrete actions, which a mask in the observation may forbid."""
         super().__init__()
-        self.masks = mask_entries(observation_space, action_space)
-        self.masked = bool(self.masks)
-        self.norm = ObservationNorm(observation_space, unchanged=self.masks) if config.normalize_observation else None
-        self.view = View(observation_space, *self.masks, PRIVILEGED)
+        self.masked = bool(masks := mask_entries(observation_space, action_space))
+        self.norm = ObservationNorm(observation_space, unchanged=masks) if config.normalize_observation else None
+        self.view = View(observation_space, *masks, PRIVILEGED)
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser."""

@@ -38,14 +38,20 @@ def is_own(network: nn.Module) -> bool:
 def with_modes(network: Module) -> Module:
     """A user's network, from now on in train mode where its gradient is recorded, and in eval mode elsewhere.
 
-    So dropout is not active in acting, targets, exports, and where parameters are frozen. Its parts follow too, those
-    with parameters, as an algorithm may call them one by one. rlframe's networks need no mode.
+    So dropout is not active in acting, targets, exports, and where parameters are frozen. Its parts follow too, as an
+    algorithm may call them one by one. rlframe's networks need no mode.
     """
     if not (type(network).__module__.startswith("rlframe.") or _has_hook(network)):
         for part in network.eval().modules():
-            if part is network or next(part.parameters(), None) is not None:
+            if part is network or _follows_alone(part):
                 part.register_forward_pre_hook(_follow_gradient)
     return network
+
+
+def _follows_alone(part: nn.Module) -> bool:
+    """Whether a part has parameters, and may have a mode: a linear layer, for example, has none."""
+    inside = next(part.children(), None) is not None or next(part.buffers(), None) is not None
+    return inside and next(part.parameters(), None) is not None
 
 
 def _has_hook(network: nn.Module) -> bool:

@@ -46,7 +46,7 @@ from rlframe.runners.threads import apply_affinity
 from rlframe.samplers import Source
 from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
-from rlframe.system.signals import OUT_OF_TIME, StopRequest, grace_s, stop_request
+from rlframe.system.signals import OUT_OF_TIME, StopRequest, snapshot_grace_s, stop_request
 from rlframe.updates.progress import do_nothing
 
 _LEAST_S = 1e-9  # of a time limit; 0 means none
@@ -180,7 +180,7 @@ class Runner(ABC):
         """Signals and the time limit, of which `used_s` seconds are over, for `stop`."""
         limit = self.options.max_time_s
         left_s = max(limit - used_s, _LEAST_S) if limit else 0.0
-        return stop_request(grace_s(), left_s, self.ranks.forward_signal)
+        return stop_request(snapshot_grace_s(), left_s, self.ranks.forward_signal)
 
     def rows(self) -> Generator[dict[str, float]]:
         """Train as `train` does, and give each row of the log once it is written; signals are left to the caller.

@@ -75,7 +75,7 @@ class Recorder(Callback):
             self._records = False
             _logger.warning(f"the dataset {self._name} goes on with {others}; nothing is recorded here")
             return
-        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens, starts[-1:])
+        self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens, "".join(starts[-1:]))
         for stream, state in self._resumed.get("streams", {}).items():
             self._cutter(int(stream)).load_state_dict(state)
         self._resumed = {}

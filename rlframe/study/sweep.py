@@ -18,7 +18,7 @@ from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import check_weights
-from rlframe.experiment.objects import looking_from
+from rlframe.experiment.objects import naming_start
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.stacked import check_stackable
@@ -63,7 +63,7 @@ def run_sweep(words: KeyValues, check: Check) -> int:
     dry_run, resume, trust = words.flag("dry_run"), words.text("resume"), words.flag("trust")
     given = words.remaining
     if resume:
-        with looking_from(Path(resume) / FILE):
+        with naming_start(Path(resume) / FILE):
             study, slots, options = plan_study(*recorded_experiments(Path(resume), given, trust), check, trust, resume)
     else:
         command = [f"{key}={value}" for key, value in given.items()]

@@ -82,30 +82,24 @@ def stop_request(
     An ignored SIGHUP (nohup) stays ignored. Only the time limit works outside the main thread.
     """
     request = StopRequest(grace_s, max_time_s, forward)
-    with _stopping(request):
+    _requests.append(request)
+    try:
         yield from _handled(request, grace_s)
+    finally:
+        _requests.remove(request)
 
 
-def grace_s() -> float:
+def snapshot_grace_s() -> float:
     """Seconds from a signal to the snapshot, within which the update or batch in progress must end."""
     return float(os.environ.get(GRACE, _GRACE_S))
+
+
+_requests: list[StopRequest] = []  # of the blocks that this process is in
 
 
 def asked_to_stop() -> bool:
     """Whether a signal asks this process to stop; those of a terminal also end the processes that it has started."""
     return any(request.signum for request in _requests)
-
-
-_requests: list[StopRequest] = []
-
-
-@contextmanager
-def _stopping(request: StopRequest) -> Iterator[None]:
-    _requests.append(request)
-    try:
-        yield
-    finally:
-        _requests.remove(request)
 
 
 def _handled(request: StopRequest, grace_s: float) -> Iterator[StopRequest]:

@@ -4,12 +4,14 @@ import copy
 import math
 from typing import Any
 
+import chz
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlframe.algos import td3
 from rlframe.algos.off_policy import soft_update
 from rlframe.core.errors import ConfigError
 from rlframe.critics import ExpectedValue, make_critic
@@ -18,6 +20,7 @@ from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig, numpy_inference
 from rlframe.models.network import BATCH_EPSILON, BATCH_MOMENTUM, Network, frozen
 from rlframe.models.q_network import Stream
+from tests.agents.test_own_actor import with_net
 from tests.models.compared import close
 
 BOX, VECTOR = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-9, 9, (5,), np.float32)
@@ -187,6 +190,13 @@ def test_every_hidden_layer_has_one_and_the_output_none(words: dict[str, object]
 def made(words: dict[str, object]) -> nn.Module:
     experiment = from_flat({"model.norm": "layer", **words})
     return make_agent(experiment, VECTOR, spaces.Discrete(2), torch.device("cpu"))
+
+
+def test_a_network_of_ones_own_may_name_its_normalisations_as_it_likes() -> None:
+    experiment = chz.replace(from_flat({"algo": "td3", "model.norm": "layer"}), algo=with_net(td3)())
+    one = spaces.Box(-1, 1, (1,), np.float32)
+    agent = make_agent(experiment, one, one, torch.device("cpu"))
+    assert not any("norms" in name for name, _ in agent.named_parameters())
 
 
 @pytest.mark.parametrize("words", [{"model.hidden": []}, {"model.encoder": "tests.models.moded:Moded"}])

@@ -11,7 +11,7 @@ import pytest
 
 from rlframe.core.errors import Interrupted
 from rlframe.study import process
-from rlframe.system.signals import GRACE, OUT_OF_TIME, grace_s, stop_request
+from rlframe.system.signals import GRACE, OUT_OF_TIME, snapshot_grace_s, stop_request
 from tests.processes import until
 
 
@@ -38,9 +38,9 @@ def test_a_request_has_its_signal_and_the_exit_status_of_a_shell(signum):
 
 
 def test_a_queued_run_may_end_its_update_for_as_long_as_the_queue_waits(monkeypatch):
-    assert grace_s() == 7
+    assert snapshot_grace_s() == 7
     monkeypatch.setenv(GRACE, process._environment()[GRACE])
-    assert 7 < grace_s() < process.SNAPSHOT_S
+    assert 7 < snapshot_grace_s() < process.SNAPSHOT_S
 
 
 def test_a_terminal_that_hangs_up_twice_asks_once():
