@@ -223,7 +223,11 @@ class DQN(QLearning):
 
     def evaluate(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error and Q [n] of a batch; changes nothing."""
-        return self.loss(self.agent(batch.inputs, (), *self.tau(batch, 0))[0], batch)
+        return self.loss(*self.outputs(batch), batch)
+
+    def outputs(self, batch: Transitions) -> tuple[Tensor, ...]:
+        """What the online network gives for a batch: the arguments of `loss` before the batch."""
+        return (self.agent(batch.inputs, (), *self.tau(batch, 0))[0],)
 
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""

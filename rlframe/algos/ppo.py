@@ -183,10 +183,14 @@ class PPO(OnPolicyEpochs):
     def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[RowTerms, Tensor, Tensor | None]:
         """One gradient step on a minibatch, unless the KL passes its target, which is the last result."""
         batch, state = inputs
-        params, value, _ = self.agent(batch.inputs, state)
-        loss, rows = self.loss(params, value, batch)
+        loss, rows = self.loss(*self.outputs(batch, state), batch)
         ends = self._moved_too_far(rows) if self.config.target_kl != math.inf else None
         return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
+
+    def outputs(self, batch: Batch, state: Tree) -> tuple[Tensor, ...]:
+        """What the network gives for a minibatch and the memory before it: the arguments of `loss` before the batch."""
+        params, value, _ = self.agent(batch.inputs, state)
+        return params, value
 
     def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, RowTerms]:
         """Eq. 9, to be descended: -E[L^CLIP] + c_1 E[L^VF] - c_2 E[S]; and the statistics of its rows."""

@@ -179,16 +179,24 @@ class QNetwork(QModel):
     def forward(
         self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0, *tau: Tensor
     ) -> tuple[Tensor, Tree]:
+        values, _, state = self.with_features(inputs, state, noisy, *tau)
+        return values, state
+
+    def with_features(
+        self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0, *tau: Tensor
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """As `forward`, with the trunk's features [..., F] in second place."""
         features, state = self.trunk(self.normalized(inputs.observation), inputs, state)
+        x = features
         if self.fractions:
-            features = self.fractions(features, *tau)  # [..., n_atoms, F]
+            x = self.fractions(features, *tau)  # [..., n_atoms, F]
             noisy = noisy.unsqueeze(-1) if isinstance(noisy, Tensor) else noisy
-        values = self._by_action(self.advantage(features, noisy))
+        values = self._by_action(self.advantage(x, noisy))
         if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
-            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+            values = self.value(x, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
         if self.fractions:
             values = values.squeeze(-1).mT
-        return self.outputs.values(values, inputs.observation), state
+        return self.outputs.values(values, inputs.observation), features, state
 
     def normalized(self, observation: Tree) -> Tree:
         return self.norm(observation) if self.norm else observation
