@@ -50,6 +50,8 @@ def _export(argv: list[str]) -> int:
     if kind == "onnx":
         require_onnx()
     several = [] if name else policies_at(path)
+    if out and not several and Path(out).suffix != _SUFFIX[kind]:
+        raise ConfigError(f"out={out} must end in {_SUFFIX[kind]}; use out={out}{_SUFFIX[kind]}")
     names = {Path(out or "policies", f"{each}{_SUFFIX[kind]}"): each for each in several}
     names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
     for file in names:

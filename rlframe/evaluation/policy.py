@@ -237,7 +237,7 @@ def _complete(observation: Tree, space: Space, like: Tensor) -> Tree:
     if not isinstance(space, spaces.Dict) or PRIVILEGED not in space.spaces or PRIVILEGED in observation:
         return observation
     zeros = map_tree(torch.from_numpy, canonical.zeros(space[PRIVILEGED]))
-    rows = map_tree(lambda x: x.to(like.device).expand(len(like), *x.shape), zeros)
+    rows = map_tree(lambda x: x.to(like.device).expand(like.shape[0], *x.shape), zeros)  # len() ends an export
     return {**observation, PRIVILEGED: rows}
 
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import rlframe
 from rlframe import export, launch
+from rlframe.deploy.export import FlatGreedy, trace
 from rlframe.envs import debug_envs
 from rlframe.evaluation.policy import Policy
 from tests.samplers.made import agent_for
@@ -106,6 +107,14 @@ def test_an_exported_program_acts_as_the_agent(
     assert "1,000 observations" in capsys.readouterr().out
     program = torch.export.load(out).module()
     assert not any(x.requires_grad for x in program.parameters()), "its actions need no detach()"
+
+
+def test_a_program_needs_nothing_that_only_critics_see() -> None:
+    space = spaces.Dict({"seen": spaces.Box(-1, 1, (3,)), "privileged": spaces.Box(-1, 1, (2,))})
+    flat = FlatGreedy(Policy(agent_for(space, spaces.Box(-1, 1, (2,))), space, spaces.Box(-1, 1, (2,))).greedy)
+    assert flat.inputs == ["observation_seen"]
+    actions = trace(flat).module()(torch.zeros(7, 3))
+    assert [x.shape for x in actions] == [(7, 2)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -235,6 +244,9 @@ def test_classes_out_of_range_and_masks_that_forbid_every_action_are_refused_as_
 def test_a_file_that_cannot_be_written_is_an_error_before_the_policy_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for out, kind in (("policy", "torch"), ("policy.onnx", "torch")):
+        assert export.main([str(tmp_path / "no_run"), f"out={out}", f"format={kind}"]) == 2
+        assert f"error: out={out} must end in .pt2; use out={out}.pt2" in capsys.readouterr().err
     (tmp_path / "policy.pt2").symlink_to(tmp_path / "outside")
     for out, says in (("/proc/x.pt2", "No such file"), (f"{tmp_path}/policy.pt2", f"it is a link to {tmp_path}/")):
         assert export.main([str(tmp_path / "no_run"), f"out={out}"]) == 2
