@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import qualified_name
+from rlframe.core.errors import ConfigError, qualified_name
 from rlframe.core.struct import Struct, leaves
 from rlframe.updates.optimizer_step import OptimizerStep
 
-_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | list | dict | tuple | Struct | None
+_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | None
+_GENERATORS = np.random.Generator | torch.Generator
 _CLASS = "(class)"  # the key of a Struct's class in its state, beside its fields
 
 _logger = logging.getLogger("rlframe")
@@ -43,11 +45,42 @@ def is_own(cls: type) -> bool:
     return not cls.__module__.startswith("rlframe.")
 
 
+def check_attributes(owner: Any) -> None:
+    """Raise ConfigError if an attribute hides a method of the same name, or what `saved` names has no state."""
+    for name, x in vars(owner).items():
+        method = getattr(type(owner), name, None)
+        if not inspect.isfunction(method):
+            continue
+        covers = inspect.unwrap(x) if callable(x) and not isinstance(x, nn.Module) else None
+        if covers is None or getattr(covers, "__func__", method) is not method:
+            raise ConfigError(
+                f"{type(owner).__name__}.{name} is both a method, of {method.__qualname__.rpartition('.')[0]}, and an "
+                f"attribute, a {type(x).__name__}, which hides it; give yours another name"
+            )
+    for name in getattr(owner, "saved", ()):
+        part = _part(owner, name)
+        if not (hasattr(part, "state_dict") or isinstance(part, _GENERATORS)):
+            _check_plain(part, f"{type(owner).__name__}.{name}, which `saved` names,")
+
+
+def _check_plain(part: Any, name: str, verb: str = "is") -> None:
+    inside = [getattr(part, x.name) for x in fields(part)] if isinstance(part, Struct) else part
+    inside = list(inside.values()) if isinstance(inside, dict) else inside
+    if isinstance(inside, list | tuple):
+        for x in inside:
+            _check_plain(x, name, "holds")
+    elif not isinstance(part, _PLAIN):
+        raise ConfigError(
+            f"{name} {verb} a {type(part).__name__}; it may be a tensor, an array, a number, a Struct, a list or dict "
+            f"of these, or itself a generator or have a state_dict"
+        )
+
+
 def states_of(owner: Any, names: Sequence[str]) -> dict[str, Any]:
     """The states of attributes: arrays and plain values.
 
     Raises:
-        TypeError: one is not there, or has no state.
+        ConfigError: one is not there, or has no state.
     """
     return {name: _state_of(_part(owner, name), f"{type(owner).__name__}.{name}") for name in names}
 
@@ -58,7 +91,7 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
     Returns the names of those that a user's algorithm did not save yet, which stay as they are.
 
     Raises:
-        TypeError: one is not there.
+        ConfigError: one is not there.
         ValueError: a tensor or array had another shape or dtype, or the class of a Struct is not there.
     """
     missing = []
@@ -75,7 +108,7 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
 def _part(owner: Any, name: str) -> Any:
     if name not in vars(owner):
         own = type(owner).__name__
-        raise TypeError(f"{own}.saved names {name!r}, which {own} does not have{nearest(name, vars(owner))}")
+        raise ConfigError(f"{own}.saved names {name!r}, which {own} does not have{nearest(name, vars(owner))}")
     return vars(owner)[name]
 
 
@@ -86,11 +119,7 @@ def _state_of(part: Any, name: str) -> Any:
         return part.bit_generator.state
     if isinstance(part, torch.Generator):
         return part.get_state()
-    if not isinstance(part, _PLAIN):
-        raise TypeError(
-            f"{name}, which `saved` names, is a {type(part).__name__}, and has no state_dict; a tensor, an array, a "
-            f"number, a Struct, a list or dict of these, or a generator needs none"
-        )
+    _check_plain(part, f"{name}, which `saved` names,")
     return _packed(part)
 
 
@@ -165,7 +194,7 @@ def _unsaved_parts(owner: Any, saved: Sequence[str]) -> list[str]:
     return [
         name
         for name, x in others.items()
-        if isinstance(x, OptimizerStep | torch.optim.Optimizer | np.random.Generator | torch.Generator)
+        if isinstance(x, OptimizerStep | torch.optim.Optimizer | _GENERATORS)
         or (isinstance(x, nn.Module) and any(id(p) in learned for p in x.parameters()))
     ]
 

@@ -126,34 +126,30 @@ class Actor(ActorModel):
         return self.encoder(self.view(self.normalized(observation)))
 
     def with_features(self, observation: Tree) -> tuple[Tensor, Tensor]:
-        """The parameters, and the features [n, F] that the head maps to them."""
+        """As `forward`, with the features [n, F] that the head maps to the parameters in second place."""
         features = self.mlp(self.features(observation))
-        return self.head(features), features
+        params = self.head(features)
+        return masked_logits(params, observation[ACTION_MASK]) if self.masked else params, features
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
-        evaluate, masked = self.numpy_with_features(n), self.masked
-        if evaluate is None:
-            return None
-
-        def forward(observation: Tree) -> np.ndarray:
-            params, _ = evaluate(observation)
-            return masked_logits_numpy(params, observation[ACTION_MASK]) if masked else params
-
-        return forward
+        evaluate = self.numpy_with_features(n)
+        return (lambda observation: evaluate(observation)[0]) if evaluate else None
 
     def numpy_with_features(self, n: int) -> Callable[[Tree], tuple[np.ndarray, np.ndarray]] | None:
         """`with_features` in NumPy, as `numpy_forward`."""
         encode = self.numpy_features(n)
         if encode is None:
             return None
-        body, head = numpy_inference.body(self.mlp), numpy_inference.head(self.head)
+        body, head, masked = numpy_inference.body(self.mlp), numpy_inference.head(self.head), self.masked
         if body is None:
             return None
 
         def forward(observation: Tree) -> tuple[np.ndarray, np.ndarray]:
             features = body(encode(observation))
-            return head(features).reshape(n, -1), features.reshape(n, -1)
+            params = head(features).reshape(n, -1)
+            params = masked_logits_numpy(params, observation[ACTION_MASK]) if masked else params
+            return params, features.reshape(n, -1)
 
         return forward
 

@@ -14,6 +14,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.saved import check_attributes
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.types import Samples
@@ -49,10 +50,11 @@ class Learner:
     policy: str = ""  # of the team, whose agent it is
 
     def __post_init__(self) -> None:
-        """Raise TypeError for arguments in another order."""
+        """Raises TypeError for arguments in another order; see also `check_attributes`."""
         if not (hasattr(self.agent, "initial_state") and hasattr(self.algo, "updates_due")):
             got = f"{type(self.agent).__name__}, {type(self.algo).__name__}"
             raise TypeError(f"a learner is Learner(agent, algo), not Learner({got})")
+        check_attributes(self.algo)
         self.algo.watch()
 
     @property

@@ -107,3 +107,13 @@ def test_actors_do_not_see_what_is_privileged_and_their_critics_do(module: Any, 
 def test_what_is_privileged_needs_a_network_of_its_own(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_the_parameters_that_come_with_features_are_masked_too() -> None:
+    model = sac.Config().make_agent(MASKED, TWO, ModelConfig(hidden=(8,))).model
+    seen = observed(MASKED, 4, 1.0)
+    params, features = model.with_features(seen)
+    assert torch.equal(params, model(seen))
+    assert torch.softmax(params, -1)[:, 1].eq(0).all()
+    numpy = model.numpy_with_features(4)(map_tree(lambda x: x.numpy(), seen))
+    torch.testing.assert_close(tuple(map(torch.from_numpy, numpy)), (params.detach(), features.detach()))

@@ -13,7 +13,8 @@ import torch
 
 from rlframe import launch
 from rlframe.algos.base import Frozen
-from rlframe.algos.saved import UnsavedState
+from rlframe.algos.saved import UnsavedState, check_attributes
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct, plain
 from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
@@ -21,6 +22,7 @@ from rlframe.record.codec import decode, encode
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners.learner import Idle, Standstill
 from rlframe.runners.report import describe_resumed
+from rlframe.updates.compiled import Compiled
 from tests.algos.test_cuda_graph import batches, learned, made
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
@@ -99,14 +101,44 @@ class Mine(Frozen):
     ("state", "says"),
     [
         ({"mime": 1}, "Mine.saved names 'mine', which Mine does not have; did you mean mime?"),
-        ({"mine": threading.Lock()}, "Mine.mine, which `saved` names, is a lock, and has no state_dict; a tensor, an"),
+        ({"mine": threading.Lock()}, "Mine.mine, which `saved` names, is a lock; it may be a tensor, an array"),
+        ({"mine": {"a": [torch.Generator()]}}, "Mine.mine, which `saved` names, holds a Generator; it may be"),
     ],
 )
-def test_state_that_cannot_be_saved_is_named(state: dict[str, Any], says: str) -> None:
+def test_state_that_cannot_be_saved_is_named_before_it_learns(state: dict[str, Any], says: str) -> None:
     algo = Mine(None)
     vars(algo).update(state)
-    with pytest.raises(TypeError, match=says):
-        algo.state_dict()
+    for look in (algo.state_dict, lambda: check_attributes(algo)):
+        with pytest.raises(ConfigError, match=says):
+            look()
+
+
+class Hiding(Mine):
+    """With methods that may be hidden."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(None)
+        self.mine = 0
+        vars(self).update(attributes)
+
+    def learn(self) -> None:
+        """For what the tests below put in its place."""
+
+    def _learn(self) -> None:
+        """As the updates of rlframe's algorithms are named."""
+
+
+def test_an_attribute_that_hides_a_method_is_named() -> None:
+    for name, x in (
+        ("learn", Compiled(Hiding()._learn, None, [])),  # type: ignore[arg-type]
+        ("learn", torch.nn.Linear(1, 1)),
+        ("watch", 3),
+    ):
+        with pytest.raises(ConfigError, match=rf"Hiding\.{name} is both a method, of (Hiding|Algorithm),"):
+            check_attributes(Hiding(**{name: x}))
+    own = Hiding()
+    own.learn = Compiled(own.learn, None, [])  # type: ignore[method-assign, assignment, arg-type]
+    check_attributes(own)
 
 
 @pytest.mark.parametrize("saved", [("mine",), "progress"])
