@@ -225,7 +225,7 @@ class DQN(QLearning):
         """Loss, error and Q [n] of a batch; changes nothing."""
         return self.loss(*self.outputs(batch), batch)
 
-    def outputs(self, batch: Transitions) -> tuple[Tensor, ...]:
+    def outputs(self, batch: Transitions) -> tuple[Tensor]:
         """What the online network gives for a batch: the arguments of `loss` before the batch."""
         return (self.agent(batch.inputs, (), *self.tau(batch, 0))[0],)
 

@@ -187,7 +187,7 @@ class PPO(OnPolicyEpochs):
         ends = self._moved_too_far(rows) if self.config.target_kl != math.inf else None
         return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
 
-    def outputs(self, batch: Batch, state: Tree) -> tuple[Tensor, ...]:
+    def outputs(self, batch: Batch, state: Tree) -> tuple[Tensor, Tensor]:
         """What the network gives for a minibatch and the memory before it: the arguments of `loss` before the batch."""
         params, value, _ = self.agent(batch.inputs, state)
         return params, value
