@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlframe.analysis.comparison_figure import fill_figure
 from rlframe.analysis.figures import new_figure, save_figure
-from rlframe.analysis.results import add_runs, spell_seeds
+from rlframe.analysis.results import add_runs, add_settings, spell_seeds
 from rlframe.analysis.tables import aggregates_table, compare, improvements_table, results_table
 from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import nearest
@@ -23,6 +23,7 @@ USAGE = """\
 usage: python -m rlframe.results VERB ... [key=value ...]
 
   add DIR... out=FILE.csv             add the seeds of run directories, or of a study's, to a result file
+  add DIR... out=FOLDER/              the same, to a file for each setting of a study: FOLDER/SETTING.csv
   table FILE.csv...                   the returns of each file: mean and IQM over the seeds at the end
   compare NAME=FILE.csv,FILE.csv...   algorithms over tasks: mean, median, IQM, optimality gap, and for each pair the
                                       probability of improvement; the files in the same order of tasks
@@ -35,7 +36,7 @@ Tables are Markdown; [a, b] is a 95 % interval (stratified percentile bootstrap 
 seeds. The end is the last evaluation, not the best. `rlframe plot FILE.csv...` draws the curves.
 
 of add:
-  out=FILE.csv             the file, made if it is new
+  out=FILE.csv             the file, made if it is new, or with / at its end the folder of several
   columns=a,b              metrics to keep besides env_steps, updates and time/elapsed_s; by default the mean returns
                            of evaluations, or of training episodes if there was no evaluation
   note=TEXT                circumstances, such as other work on the machine
@@ -70,11 +71,15 @@ def _add(dirs: Sequence[Path], words: KeyValues) -> None:
     out, columns, note = words.text("out"), words.text("columns"), words.text("note")
     partial = words.flag("partial")
     words.check_unknown()
-    if not dirs or not out.endswith(".csv"):
-        raise ConfigError(f"name run directories and a file, DIR... out=FILE.csv: {len(dirs)} directories, out={out!r}")
-    results = add_runs(dirs, Path(out), columns.split(",") if columns else (), note, partial)
-    seeds = f"{pluralize(len(results.rows), 'seed')} ({spell_seeds(list(results.rows))})"
-    print(printable(f"{results.path}: {seeds} of {results.command()}"))
+    if not dirs or not out.endswith((".csv", "/")):
+        raise ConfigError(
+            f"name run directories and a file, DIR... out=FILE.csv, or a folder, out=FOLDER/: {len(dirs)} directories, "
+            f"out={out!r}"
+        )
+    choices = Path(out), columns.split(",") if columns else (), note, partial
+    for results in add_settings(dirs, *choices) if out.endswith("/") else [add_runs(dirs, *choices)]:
+        seeds = f"{pluralize(len(results.rows), 'seed')} ({spell_seeds(list(results.rows))})"
+        print(printable(f"{results.path}: {seeds} of {results.command()}"))
 
 
 def _table(files: Sequence[Path], words: KeyValues) -> None:

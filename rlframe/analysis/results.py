@@ -8,10 +8,11 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,18 +216,39 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
         ConfigError: the runs or the file differ in more than the seed, a run has not ended, or a seed is there already
             with other numbers. Nothing is written then.
     """
-    for each in (out, out.with_suffix(".json")):
-        prepare_output(each)
-    with in_turn(out.parent):
-        return _add_runs(dirs, out, columns, note, partial)
+    paths = list(dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory)))
+    return _add({out: paths}, columns, note, partial)[0]
 
 
-def _add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> Results:
-    """As `add_runs`, while no other process changes the file."""
+def add_settings(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> list[Results]:
+    """As `add_runs`, to a file for each setting, in the folder `out`: SETTING.csv, as its runs' directory is named."""
+    settings: dict[Path, list[Path]] = {}
+    for run in dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory)):
+        settings.setdefault(_folder(run), []).append(run)
+    top = os.path.commonpath(list(settings)) if len(settings) > 1 else next(iter(settings)).parent
+    names = {folder: folder.name if folder == Path(top) else str(folder.relative_to(top)) for folder in settings}
+    return _add({out / f"{names[folder]}.csv": runs for folder, runs in settings.items()}, columns, note, partial)
+
+
+def _add(runs: Mapping[Path, Sequence[Path]], columns: Sequence[str], note: str, partial: bool) -> list[Results]:
+    """Add runs to the file of each, or to none."""
+    for out in runs:
+        for each in (out, out.with_suffix(".json")):
+            prepare_output(each)
+    with ExitStack() as turns:
+        for folder in dict.fromkeys(sorted(out.parent for out in runs)):
+            turns.enter_context(in_turn(folder))
+        found = [_with_runs(out, paths, columns, note, partial) for out, paths in runs.items()]
+        for results in found:
+            _write(results)
+    return found
+
+
+def _with_runs(out: Path, paths: Sequence[Path], columns: Sequence[str], note: str, partial: bool) -> Results:
+    """What a result file, if there is one, becomes with these runs."""
     facts_file = out.with_suffix(".json")
     if facts_file.exists() and not out.exists():
         raise ConfigError(f"out={out} would overwrite {facts_file}, which is not of a result file; name another file")
-    paths = dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory))
     runs = {path: read_run(path) for path in paths}
     facts = {path: _facts(path, note, partial) for path in paths}
     old = read_results(out) if out.exists() else None
@@ -250,9 +272,7 @@ def _add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str
         measured.append({"seeds": str(seed), **facts[path][1]})
     config = old.config if old else next(iter(facts.values()))[0]
     config = {key: value for key, value in config.items() if not _OF_ONE_RUN.fullmatch(key)}
-    results = Results(out, kept, dict(sorted(rows.items())), config, _merged(measured))
-    _write(results)
-    return results
+    return Results(out, kept, dict(sorted(rows.items())), config, _merged(measured))
 
 
 def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -304,10 +324,8 @@ def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
             each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
             words = ", ".join(each[:_MOST_NAMED])
             words += f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
-            runs = [each for each, _ in configs if each.is_dir()]
-            folders = list(dict.fromkeys(str(_folder(each)) for each in runs))
-            commands = [f"add {shlex.quote(folder)} out=FILE.csv" for folder in folders[:_MOST_NAMED]]
-            remedy = "write a file for each" + (f": {', '.join(commands)}" if len(folders) > 1 else "")
+            several = len({_folder(each) for each, _ in configs if each.is_dir()}) > 1
+            remedy = "write a file for each" + (", by out=FOLDER/" if several else "")
             raise ConfigError(f"{first} and {path} are of different configurations: {words}; {remedy}")
 
 

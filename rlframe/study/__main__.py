@@ -1,4 +1,4 @@
-"""The study command, `python -m rlframe.study DIR`: shows the progress of a study, or adds a run to it."""
+"""The study command, `python -m rlframe.study DIR`: shows the progress of a study, or adds runs to it."""
 
 import signal
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.study.add import add_run
+from rlframe.study.add import add_runs
 from rlframe.study.overview import read_study
 from rlframe.study.table import format_summary, open_status_table, summarize
 
@@ -26,7 +26,8 @@ usage: python -m rlframe.study DIR [watch=true]
   python -m rlframe.study data/rates watch=true      the same, until the queue ends; Ctrl-C ends only the watching
   python -m rlframe.study data/rates add algo.learning_rate=1e-4 seed=3
                                                      one more run, with the study's words but for these
-  python -m rlframe.study data/rates add ppo seed=3  of the experiment ppo, if the study has several
+  python -m rlframe.study data/rates add ppo seed=3,4
+                                                     two, of the experiment ppo, if the study has several
   python -m rlframe.study data/search add algo.learning_rate=1e-3
                                                      one more trial of a search; the searcher chooses the other keys
 
@@ -49,7 +50,7 @@ def _study(argv: list[str]) -> int:
         name = rest.pop(0) if rest and "=" not in rest[0] else ""
         words = KeyValues(rest)
         trust = words.flag("trust")
-        print(add_run(directory, name, words.remaining, trust))
+        print(add_runs(directory, name, words.remaining, trust))
         return 0
     if verb and "=" not in verb:
         raise ConfigError(f"{verb!r:.60} is not add, the only word after DIR{nearest(verb, ('add', 'watch=true'))}")

@@ -1,11 +1,11 @@
-"""Adding a run to a study, or a trial to a search, while its queue runs or before it is continued."""
+"""Adding runs to a study, or a trial to a search, while its queue runs or before it is continued."""
 
 import itertools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlframe.core.config import nearest
+from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, printable
 from rlframe.experiment.job import check_words
 from rlframe.experiment.trust import foreign
@@ -19,14 +19,14 @@ from rlframe.study.sweep import base_words, check_addable, new_words, recorded_e
 _MAX_DIGITS = 15  # of a seed
 
 
-def add_run(directory: Path, experiment: str, given: Mapping[str, str], trust: bool) -> str:
-    """Add the run, or trial, of these words to a study; returns a line that says who starts it.
+def add_runs(directory: Path, experiment: str, given: Mapping[str, str], trust: bool) -> str:
+    """Add the run of each seed of these words, or the trial, to a study; returns a line that says who starts it.
 
     Args:
         experiment: which of the study's experiments it is of; empty if there is only one, without a name.
-        given: the values of the keys that the study varies, the seed, and any other key of a run.
+        given: the values of the keys that the study varies, the seed or seeds, and any other key of a run.
     Raises:
-        ConfigError: a key or value is wrong, or the run is in the study already; nothing was written.
+        ConfigError: a key or value is wrong, or a run is in the study already; nothing was written.
     """
     check_addable(given)
     overview = read_study(directory)
@@ -39,13 +39,17 @@ def add_run(directory: Path, experiment: str, given: Mapping[str, str], trust: b
     if not given:
         raise ConfigError("add needs words of the new run, such as seed=3; see python -m rlframe.study --help")
     is_search = any(name.startswith(SEARCH) for name in words)
-    added = _trial(words, given) if is_search else _run(overview, experiment, words, given)
-    append_added(directory, added)
-    name = "a trial" if is_search else added.name
-    resume = shlex.quote(f"resume={directory}") + " trust=true" * trust
+    seeds = [] if is_search else split_values(given.get("seed", base_words(words).get("seed", "0")))
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seed={given['seed']:.60} has a seed twice; remove one")
+    added = [_run(overview, experiment, words, {**given, "seed": seed}) for seed in seeds] or [_trial(words, given)]
+    for each in added:
+        append_added(directory, each)
+    name = "a trial" if is_search else ", ".join(each.name for each in added)
+    resume, it = shlex.quote(f"resume={directory}") + " trust=true" * trust, "them" if len(added) > 1 else "it"
     if overview.queue:
-        return printable(f"added {name}: the queue, {overview.queue_name}, starts it when a slot is free")
-    return printable(f"added {name}: no queue runs here, so python -m rlframe.launch {resume} starts it")
+        return printable(f"added {name}: the queue, {overview.queue_name}, starts {it} when a slot is free")
+    return printable(f"added {name}: no queue runs here, so python -m rlframe.launch {resume} starts {it}")
 
 
 def _trial(words: Mapping[str, str], given: Mapping[str, str]) -> Added:
@@ -64,7 +68,7 @@ def _run(overview: StudyOverview, experiment: str, words: Mapping[str, str], giv
     base, grid = base_words(words), read_grid(words)
     if new := foreign(new_words(overview.planned, Added("", 0, given))):
         raise ConfigError(f"a run that is added cannot bring code, {new[0]}; repeat the study's command with it")
-    seed = given.get("seed", base.get("seed", "0"))
+    seed = given["seed"]
     if not seed.isdecimal() or len(seed) > _MAX_DIGITS:
         raise ConfigError(f"seed={seed:.60} is not a whole number of at most {_MAX_DIGITS} digits")
     columns = {**grid.swept, **grid.zipped}

@@ -1,7 +1,6 @@
 """Result files: what is added from run directories is kept, and what does not belong together is refused."""
 
 import json
-import re
 import resource
 import signal
 import threading
@@ -118,12 +117,25 @@ def test_what_does_not_belong_together_is_refused_and_the_file_stays(
     assert "with other numbers; seeds are measured once" in capsys.readouterr().err
 
 
-def test_runs_of_several_settings_are_told_with_a_command_for_each(tmp_path: Path) -> None:
-    runs = [run_dir(tmp_path / f"clip={clip}/run_0", 0, (1.0,), **{"algo.clip": clip}) for clip in (0.1, 0.2)]
-    commands = ", ".join(f"add {run.parent} out=FILE.csv" for run in runs)
-    says = f"algo.clip is 0.1 and 0.2; write a file for each: {commands}"
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        add_runs(runs, tmp_path / "out.csv", (), "", False)
+def test_a_study_of_several_settings_makes_a_file_of_each_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, out = tmp_path / "study", tmp_path / "kept"
+    for clip in (0.1, 0.2):
+        for seed in (0, 1):
+            run_dir(study / f"ppo/clip={clip}/run_{seed}", seed, (clip,), **{"algo.clip": clip})
+    with pytest.raises(ConfigError, match=r"algo\.clip is 0\.1 and 0\.2; write a file for each, by out=FOLDER/"):
+        add_runs([study], tmp_path / "out.csv", (), "", False)
+    assert main(["add", str(study), f"out={out}/"]) == 0
+    files = [out / f"clip={clip}.csv" for clip in (0.1, 0.2)]
+    assert [read_results(file).config["algo.clip"] for file in files] == [0.1, 0.2]
+    assert all(set(read_results(file).rows) == {0, 1} for file in files)
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{files[1]}: 2 seeds (0-1) of ")
+    before = files[0].read_bytes()
+    run_dir(study / "ppo/clip=0.1/run_2", 2, (1.0,), **{"algo.clip": 0.1})
+    run_dir(study / "ppo/clip=0.2/run_3", 3, (1.0,), **{"algo.clip": 0.3})
+    assert main(["add", str(study), f"out={out}/"]) == 2
+    assert files[0].read_bytes() == before, "all files or none"
 
 
 def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: Path) -> None:

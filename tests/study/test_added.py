@@ -55,8 +55,11 @@ def test_an_added_seed_is_in_the_folder_of_its_setting_and_another_value_in_a_ne
     value = added_to(tmp_path, "algo.learning_rate=1e-4", "algo.clip=0.1")
     assert (value.name, value.arguments["algo.clip"]) == ("learning_rate=1e-4,clip=0.1/run_0", "0.1")
     assert f"no queue runs here, so python -m rlframe.launch resume={tmp_path} starts it" in capsys.readouterr().out
+    assert main([str(tmp_path), "add", "algo.learning_rate=1e-4", "algo.clip=0.1", "seed=1,2"]) == 0
+    both = "learning_rate=1e-4,clip=0.1/run_1, learning_rate=1e-4,clip=0.1/run_2"
+    assert f"added {both}: no queue runs here" in capsys.readouterr().out
     assert main([str(tmp_path)]) == 0
-    assert "6 waiting" in capsys.readouterr().out
+    assert "8 waiting" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,9 @@ def test_an_added_seed_is_in_the_folder_of_its_setting_and_another_value_in_a_ne
         (["algo.learning_rate=fast"], "'fast' is neither a number nor a schedule"),
         (["algo.learning_rate=1e-3", "seed=1"], "learning_rate=1e-3/run_1 is in the study already, waiting"),
         (["algo.learning_rate=1e-3", "seed=-1"], "seed=-1 is not a whole number"),
+        (["algo.learning_rate=1e-3", "seed=4,1"], "learning_rate=1e-3/run_1 is in the study already, waiting"),
+        (["algo.learning_rate=1e-3", "seed=4,4"], "seed=4,4 has a seed twice"),
+        (["algo.learning_rate=1e-3", "seed=4,"], "seed= is not a whole number"),
         (["algo.learning_rate=1e-3", "log_dir=x"], "log_dir=x is not for a run that is added"),
         (["algo.learning_rate=1e-3", "sweep.seed=3,4"], "sweep.seed=3,4 is not for a run that is added"),
         (["algo.learning_rate=1e-3", "env=./mine.py:Env", "seed=9"], "cannot bring code, env=./mine.py:Env"),
