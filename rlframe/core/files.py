@@ -285,8 +285,11 @@ def _cells(line: str) -> list[str]:
 
 def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> RecordError:
     """The RecordError for a disk error; `n_bytes`: the size that was to be written, if known."""
+    why = f"{what} cannot be written: {error.strerror or error}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return RecordError(f"{why}: {error.filename}" if error.filename else why)
     needed = f"it needs {n_bytes:,} bytes and " if n_bytes else ""
-    return RecordError(f"{what} cannot be written: {error.strerror or error}; {needed}{_free(folder)}")
+    return RecordError(f"{why}; {needed}{_free(folder)}")
 
 
 def check_free_space(what: str, folder: Path, n_bytes: int) -> None:

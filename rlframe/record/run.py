@@ -343,7 +343,7 @@ class Run(_DirectoryRun):
         """Count a disk error; raise it if the run must stop, else log a warning."""
         self._n_failed += 1
         if stop:
-            raise RecordError(f"{error}. Free disk space, then continue with resume={self.directory}") from error
+            raise RecordError(f"{error}. Once that is mended, continue with resume={self.directory}") from error
         _logger.warning("%s. The run continues because of snapshot_errors=continue", error)
 
     def _check_place(self) -> None:

@@ -86,6 +86,15 @@ def test_foreign_entries_are_named_and_refused_unless_trusted(
     assert read_config(run / "params.json", trust=True)
 
 
+def test_what_is_given_in_the_place_of_foreign_entries_leaves_nothing_to_trust(run: Path) -> None:
+    rewrite(run, env="evil:make", callbacks=["evil:call"])
+    with pytest.raises(ConfigError, match=r"not part of rlframe: callbacks=\['evil:call'\]; if you"):
+        read_config(run / "params.json", False, {"env": "CartPole-v1"})
+    rewrite(run, callbacks=[])
+    read_config(run / "params.json", False, {"env": "CartPole-v1"})
+    assert evaluate.main([str(run), "env=CartPole-v1", "n_episodes=1"]) == 0
+
+
 def test_the_weights_of_all_policies_count() -> None:
     one = {"agents.policies.red.model.hidden": [10_000, 10_000]}
     two = {f"agents.policies.{name}.model.hidden": [12_000, 12_000] for name in ("red", "blue")}

@@ -1,5 +1,6 @@
 """A disk that is really full and a directory that is really deleted: files, errors and continuation."""
 
+import errno
 import math
 import os
 import shutil
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlframe.core.errors import RecordError
+from rlframe.core.files import disk_error
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_newest
 from tests.fork_server import run_python
@@ -220,3 +222,9 @@ for start, folder in (
     assert not folder.exists() or names(folder) == [], names(folder)
 """,
     )
+
+
+def test_only_a_full_disk_is_said_to_have_no_space(tmp_path: Path) -> None:
+    assert "bytes and" in str(disk_error("a snapshot", tmp_path, OSError(errno.ENOSPC, "No space left on device"), 10))
+    error = disk_error("a snapshot", tmp_path, IsADirectoryError(errno.EISDIR, "Is a directory", "snapshot/step_1"), 10)
+    assert str(error) == "a snapshot cannot be written: Is a directory: snapshot/step_1"
