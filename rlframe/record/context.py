@@ -22,7 +22,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks
 from rlframe.record import metrics
-from rlframe.record.directory import check_directory, run_directory
+from rlframe.record.directory import check_directory, move_failed_start, run_directory
 from rlframe.record.loggers import DEFAULT_LOGGERS, find_loggers
 from rlframe.record.retention import SnapshotPolicy
 from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun
@@ -114,9 +114,13 @@ def _existing(log_dir: str | Path, run_id: int) -> Path:
 
 
 def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
-    """The directory of a new run, created. Raises ConfigError if that fails or it holds a run (see logger_context)."""
+    """The directory of a new run, created; one that failed before its first update is moved aside.
+
+    Raises ConfigError if that fails or it holds a run (see logger_context).
+    """
     directory = run_directory(log_dir, run_id) if log_dir else dated(name, f"run_{run_id}")
     try:
+        move_failed_start(directory)
         directory.mkdir(parents=True, exist_ok=True)
         check_directory(directory)
     except OSError as error:

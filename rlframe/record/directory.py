@@ -130,10 +130,16 @@ def run_directory(log_dir: str | Path, run_id: int) -> Path:
 
 
 def attempts(directory: Path) -> list[Path]:
-    """Attempts of a run that left no snapshot and were moved aside, so that it could start anew."""
+    """Attempts of a run that learned nothing and were moved aside, so that it could start anew."""
     start = f".{directory.name}."
     found = directory.parent.iterdir() if directory.parent.is_dir() else ()
     return sorted(path for path in found if path.name.startswith(start) and path.name[len(start) :].isdigit())
+
+
+def next_attempt(directory: Path) -> Path:
+    """Where the next of a run's `attempts` belongs."""
+    last = max((int(path.suffix[1:]) for path in attempts(directory)), default=0)
+    return directory.with_name(f".{directory.name}.{last + 1}")
 
 
 def run_tokens(directory: Path) -> list[str]:
@@ -340,6 +346,23 @@ class DirectoryLock:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._descriptor)
+
+
+def move_failed_start(directory: Path) -> None:
+    """Move a run that failed before its first update to its `attempts`, so that the next try can have its place.
+
+    Raises:
+        ConfigError: another process holds its lock.
+    """
+    if not (directory / RESULT).exists():  # it never ran, or runs now
+        return
+    lock = DirectoryLock(directory, "a run", "run_ID or log_dir")
+    with contextlib.closing(lock), contextlib.suppress(ConfigError):
+        result = read_json(directory / RESULT)
+        if result.get("ended") == "failed" and result.get("updates") == 0:
+            aside = directory.rename(next_attempt(directory))
+            (aside / LOCK_FILE).unlink()
+            _logger.warning("%s failed before its first update; it was moved to %s", directory, aside.name)
 
 
 def film_path(folder: Path, env_steps: int) -> Path:

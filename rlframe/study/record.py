@@ -15,7 +15,7 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
-from rlframe.record.directory import PARAMS, DirectoryLock, attempts, session
+from rlframe.record.directory import PARAMS, DirectoryLock, next_attempt, session
 from rlframe.runners.stop_rule import check_metric
 from rlframe.study.plan import N_STEPS, PlannedRun
 
@@ -254,7 +254,5 @@ def is_occupied(directory: Path) -> bool:
 
 def move_aside(run: PlannedRun) -> None:
     """Rename what an attempt without a snapshot left to a hidden directory, so that the run can start anew."""
-    if not is_occupied(run.directory):
-        return
-    n = 1 + max((int(path.suffix[1:]) for path in attempts(run.directory)), default=0)
-    run.directory.rename(run.directory.with_name(f".{run.directory.name}.{n}"))
+    if is_occupied(run.directory):
+        run.directory.rename(next_attempt(run.directory))

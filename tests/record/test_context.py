@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import rlframe
 from rlframe.core.errors import ConfigError, RecordError
 from rlframe.record import context as logger
 from rlframe.record.context import current_run, logger_context
-from rlframe.record.directory import add_choices
+from rlframe.record.directory import DirectoryLock, add_choices, attempts, write_result
 from rlframe.record.loggers import TensorBoardLogger
 from rlframe.record.metrics import Metrics, collect_in
 from rlframe.record.run import NullRun
@@ -98,6 +99,27 @@ def test_an_existing_run_is_refused_with_the_remedies_and_left_alone(tmp_path: P
     assert {path: path.read_bytes() for path in (tmp_path / "run_0").iterdir()} == before
     with logger_context(tmp_path, 1, console=False):
         pass
+
+
+def test_a_run_that_failed_before_its_first_update_makes_room_for_the_next_try(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run_0"
+    for updates, ended in ((0, "failed"), (0, "failed"), (3, "failed")):
+        with logger_context(tmp_path, console=False):
+            (run / "mine.txt").write_text("kept")
+        write_result(run / "result.json", {"ended": ended, "updates": updates})
+    assert [path.name for path in attempts(run)] == [".run_0.1", ".run_0.2"]
+    assert sorted(path.name for path in attempts(run)[0].iterdir()) == sorted(path.name for path in run.iterdir())
+    assert "failed before its first update; it was moved to .run_0.2" in caplog.text
+    for result in ({"ended": "failed", "updates": 3}, {"ended": "interrupted", "updates": 0}, {}):
+        write_result(run / "result.json", result)
+        with pytest.raises(ConfigError, match="never overwritten"), logger_context(tmp_path):
+            pass
+    write_result(run / "result.json", {"ended": "failed", "updates": 0})
+    with closing(DirectoryLock(run, "a run", "log_dir")), pytest.raises(ConfigError, match="is in use by a run"):
+        logger_context(tmp_path).__enter__()
+    assert (run / "mine.txt").read_text() == "kept"
 
 
 def test_resuming_continues_the_same_files_from_the_trimmed_step(tmp_path: Path) -> None:
