@@ -224,15 +224,18 @@ def describe_processes(resolved: Resolved) -> str:
         threads = torch_threads(experiment, affinity, probe.observation_space)
         batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)
         worker_bytes = probe.memory_mb() * 1e6 + (_TORCH_BYTES if config.acts_in_workers else 0.0)
-    batch_bytes, device = sum(array.nbytes for array in leaves(batch)), next(agent.parameters()).device
+    from_data, device = experiment.runner.learns_from_data, next(agent.parameters()).device
+    batch_bytes = 0 if from_data else sum(array.nbytes for array in leaves(batch))
     n_eval_envs = min(experiment.eval.n_envs, experiment.eval.n_episodes)
     evaluates = experiment.evaluates
     n_workers, n_eval = config.worker_count(), min(experiment.eval.n_workers, n_eval_envs) if evaluates else 0
     acts, in_background = not config.acts_in_workers, experiment.runner.samples_in_background
-    work = "learns" if in_background or not acts else "acts and learns" if n_workers else "steps, acts and learns"
+    learns_only = in_background or from_data or not acts
+    work = "learns" if learns_only else "acts and learns" if n_workers else "steps, acts and learns"
     lines = [*resolved.notes, affinity.describe(), "processes:"]
     of_torch = pluralize(threads, "torch thread")
-    lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {size(batch_bytes)}")
+    rows = "rows of the dataset" if from_data else f"a batch of {size(batch_bytes)}"
+    lines.append(f"  main          {work} on {device}, {of_torch}; {rows}")
     if experiment.n_ranks > 1:
         what = "does the same" if experiment.n_samplers > 1 else "learns from a part of each batch"
         others = "rank 1" if experiment.n_ranks == 2 else f"ranks 1 to {experiment.n_ranks - 1}"
@@ -251,7 +254,8 @@ def describe_processes(resolved: Resolved) -> str:
     if n_eval:
         lines.append(f"  evaluation    {pluralize(n_eval, 'worker')} to step {pluralize(n_eval_envs, 'environment')}")
     here, n_all = psutil.Process().memory_info().rss, n_workers + n_eval  # all workers are forks of the same server
-    parts = [f"main {size(here)}", f"{'batches' if in_background else 'the batch'} {size(batch_bytes)}"]
+    of_batch = f"{'batches' if in_background else 'the batch'} {size(batch_bytes)}"
+    parts = [f"main {size(here)}", "without the dataset" if from_data else of_batch]
     if n_all:
         parts.append(f"{pluralize(n_all, 'worker')} {size(n_all * worker_bytes)}")
     each = "" if experiment.n_ranks == 1 else " for each rank"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlframe import launch
 from rlframe.data import NewDataset, open_dataset
 from rlframe.data import __main__ as data
 from rlframe.data.tools import write
@@ -149,3 +150,11 @@ def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys:
     assert data.main(["import", packed, "into=p-v0", "env=CartPole-v1"]) == 2
     assert "rows.json, line 1: obs is pickled, which is never read" in capsys.readouterr().err
     assert not (root / "p-v0").exists()
+
+
+def test_a_dry_run_from_data_has_no_batch_of_a_sampler(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["env=CartPole-v1", "algo=bc", "runner=offline_rl", "algo.replay=dataset", "algo.replay.path=test-v0"]
+    assert launch.main([*words, "runner.n_steps=100", "affinity=none", "threads=1", "dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert "main          learns on cpu, 1 torch thread; rows of the dataset\n" in printed
+    assert printed.rstrip().endswith(", without the dataset")
