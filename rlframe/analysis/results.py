@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -221,13 +220,14 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
 
 
 def add_settings(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str, partial: bool) -> list[Results]:
-    """As `add_runs`, to a file for each setting, in the folder `out`: SETTING.csv, as its runs' directory is named."""
-    settings: dict[Path, list[Path]] = {}
-    for run in dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory)):
-        settings.setdefault(_folder(run), []).append(run)
-    top = os.path.commonpath(list(settings)) if len(settings) > 1 else next(iter(settings)).parent
-    names = {folder: folder.name if folder == Path(top) else str(folder.relative_to(top)) for folder in settings}
-    return _add({out / f"{names[folder]}.csv": runs for folder, runs in settings.items()}, columns, note, partial)
+    """As `add_runs`, to a file for each setting, in the folder `out`: SETTING.csv, its path in DIR."""
+    files: dict[Path, list[Path]] = {}
+    for directory in dirs:
+        for run in find_runs(directory):
+            top, folder = directory.resolve(), _folder(run.resolve())
+            name = folder.relative_to(top) if folder != top and folder.is_relative_to(top) else folder.name
+            files.setdefault(out / f"{name}.csv", []).append(run.resolve())
+    return _add({file: list(dict.fromkeys(runs)) for file, runs in files.items()}, columns, note, partial)
 
 
 def _add(runs: Mapping[Path, Sequence[Path]], columns: Sequence[str], note: str, partial: bool) -> list[Results]:

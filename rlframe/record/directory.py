@@ -351,6 +351,8 @@ class DirectoryLock:
 def move_failed_start(directory: Path) -> None:
     """Move a run that failed before its first update to its `attempts`, so that the next try can have its place.
 
+    One that records a dataset stays: the next try would begin it anew.
+
     Raises:
         ConfigError: another process holds its lock.
     """
@@ -358,8 +360,9 @@ def move_failed_start(directory: Path) -> None:
         return
     lock = DirectoryLock(directory, "a run", "run_ID or log_dir")
     with contextlib.closing(lock), contextlib.suppress(ConfigError):
-        result = read_json(directory / RESULT)
-        if result.get("ended") == "failed" and result.get("updates") == 0:
+        result, config = read_json(directory / RESULT), read_json(directory / PARAMS).get("config")
+        records = isinstance(config, dict) and config.get("record")
+        if result.get("ended") == "failed" and result.get("updates") == 0 and not records:
             aside = directory.rename(next_attempt(directory))
             (aside / LOCK_FILE).unlink()
             _logger.warning("%s failed before its first update; it was moved to %s", directory, aside.name)

@@ -127,10 +127,12 @@ def test_a_study_of_several_settings_makes_a_file_of_each_in_a_folder(
     with pytest.raises(ConfigError, match=r"algo\.clip is 0\.1 and 0\.2; write a file for each, by out=FOLDER/"):
         add_runs([study], tmp_path / "out.csv", (), "", False)
     assert main(["add", str(study), f"out={out}/"]) == 0
-    files = [out / f"clip={clip}.csv" for clip in (0.1, 0.2)]
+    files = [out / f"ppo/clip={clip}.csv" for clip in (0.1, 0.2)]
     assert [read_results(file).config["algo.clip"] for file in files] == [0.1, 0.2]
     assert all(set(read_results(file).rows) == {0, 1} for file in files)
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{files[1]}: 2 seeds (0-1) of ")
+    assert main(["add", *map(str, sorted(study.glob("ppo/*"))), f"out={out}/short/"]) == 0
+    assert sorted(file.name for file in out.glob("short/*.csv")) == ["clip=0.1.csv", "clip=0.2.csv"]
     before = files[0].read_bytes()
     run_dir(study / "ppo/clip=0.1/run_2", 2, (1.0,), **{"algo.clip": 0.1})
     run_dir(study / "ppo/clip=0.2/run_3", 3, (1.0,), **{"algo.clip": 0.3})

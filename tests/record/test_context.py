@@ -117,6 +117,11 @@ def test_a_run_that_failed_before_its_first_update_makes_room_for_the_next_try(
         with pytest.raises(ConfigError, match="never overwritten"), logger_context(tmp_path):
             pass
     write_result(run / "result.json", {"ended": "failed", "updates": 0})
+    params = (run / "params.json").read_text()
+    (run / "params.json").write_text(json.dumps({"config": {"record": "mine-v0"}}))
+    with pytest.raises(ConfigError, match="never overwritten"), logger_context(tmp_path):
+        pass
+    (run / "params.json").write_text(params)
     with closing(DirectoryLock(run, "a run", "log_dir")), pytest.raises(ConfigError, match="is in use by a run"):
         logger_context(tmp_path).__enter__()
     assert (run / "mine.txt").read_text() == "kept"
