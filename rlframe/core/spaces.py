@@ -104,7 +104,7 @@ def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]
     """The numbers of actions that the parts of an action mask are about; () if observations have no mask.
 
     A mask is the entry `action_mask` of a Dict observation, with one number for each of Discrete's actions, or for each
-    of each part's of MultiDiscrete, side by side; not 0: allowed. With Box actions it is an ordinary observation.
+    of each part's of MultiDiscrete, side by side; above 0: allowed. With Box actions it is an ordinary observation.
 
     Raises:
         ValueError: the mask does not fit the actions, or there is nothing else to observe.

@@ -253,7 +253,17 @@ def _joint_checker(space: JointSpace) -> Callable[[Tree], None]:
 
 
 def check_mask(mask: np.ndarray, parts: Sequence[int], ended: np.ndarray) -> None:
-    """Raise InvalidValue if an action mask [B, sum(parts)] allows no action of a part, but where an episode ended."""
+    """Raise InvalidValue if an action mask [B, sum(parts)] allows no action of a part, but where an episode ended.
+
+    So it does for negative numbers, which masks that are added to logits have: there 0 allows an action.
+    """
+    if mask.dtype.kind == "f" and (mask < 0).any():
+        index = _first_bad(mask >= 0)
+        raise InvalidValue(
+            f"the action mask has negative numbers, as if it were added to logits: {one_line(mask[index], 100)}; let 1 "
+            f"allow an action and 0 forbid it",
+            index,
+        )
     starts = np.cumsum([0, *parts[:-1]])
     some = np.logical_or.reduceat(mask != 0, starts, axis=-1) | ended[:, None]
     if not some.all():
