@@ -19,7 +19,6 @@ from rlframe.core.errors import ConfigError, qualified_name
 from rlframe.core.struct import Struct, leaves
 from rlframe.updates.optimizer_step import OptimizerStep
 
-_PLAIN = Tensor | np.ndarray | np.generic | int | float | str | None
 _GENERATORS = np.random.Generator | torch.Generator
 _CLASS = "(class)"  # the key of a Struct's class in its state, beside its fields
 
@@ -46,30 +45,39 @@ def is_own(cls: type) -> bool:
 
 
 def check_attributes(owner: Any) -> None:
-    """Raise ConfigError if an attribute hides a method of the same name, or what `saved` names has no state."""
+    """Raise ConfigError if an attribute hides a method of the same name, or what `saved` names has no state.
+
+    A function may stand in a method's place, but not an update that rlframe made of another method, such as `learn`.
+    """
     for name, x in vars(owner).items():
         method = getattr(type(owner), name, None)
         if not inspect.isfunction(method):
             continue
-        covers = inspect.unwrap(x) if callable(x) and not isinstance(x, nn.Module) else None
-        if covers is None or getattr(covers, "__func__", method) is not method:
+        update = callable(x) and type(x).__module__.startswith("rlframe.")
+        other = update and getattr(inspect.unwrap(x), "__func__", method) is not method
+        if other or not callable(x) or isinstance(x, nn.Module):
             raise ConfigError(
                 f"{type(owner).__name__}.{name} is both a method, of {method.__qualname__.rpartition('.')[0]}, and an "
                 f"attribute, a {type(x).__name__}, which hides it; give yours another name"
             )
     for name in getattr(owner, "saved", ()):
-        part = _part(owner, name)
+        part, named = _part(owner, name), f"{type(owner).__name__}.{name}, which `saved` names,"
+        if hasattr(part, "state_dict") and not hasattr(part, "load_state_dict"):
+            raise ConfigError(f"{named} is a {type(part).__name__} with a state_dict, but no load_state_dict; add one")
         if not (hasattr(part, "state_dict") or isinstance(part, _GENERATORS)):
-            _check_plain(part, f"{type(owner).__name__}.{name}, which `saved` names,")
+            _check_plain(part, named)
 
 
 def _check_plain(part: Any, name: str, verb: str = "is") -> None:
     inside = [getattr(part, x.name) for x in fields(part)] if isinstance(part, Struct) else part
     inside = list(inside.values()) if isinstance(inside, dict) else inside
-    if isinstance(inside, list | tuple):
+    if type(inside) in (list, tuple):
         for x in inside:
             _check_plain(x, name, "holds")
-    elif not isinstance(part, _PLAIN):
+    elif isinstance(part, np.ndarray | np.generic):
+        if part.dtype.kind not in "biufc":
+            raise ConfigError(f"{name} {verb} an array of {part.dtype}; use numbers or bools")
+    elif not isinstance(part, Tensor | int | float | str | None):
         raise ConfigError(
             f"{name} {verb} a {type(part).__name__}; it may be a tensor, an array, a number, a Struct, a list or dict "
             f"of these, or itself a generator or have a state_dict"
@@ -108,7 +116,10 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
 def _part(owner: Any, name: str) -> Any:
     if name not in vars(owner):
         own = type(owner).__name__
-        raise ConfigError(f"{own}.saved names {name!r}, which {own} does not have{nearest(name, vars(owner))}")
+        lacks = f"{own} does not have{nearest(name, vars(owner))}"
+        if hasattr(type(owner), name):
+            lacks = f"its class has, and not it itself; set self.{name} in __init__"
+        raise ConfigError(f"{own}.saved names {name!r}, which {lacks}")
     return vars(owner)[name]
 
 

@@ -82,8 +82,6 @@ def test_each_part_of_a_multi_discrete_mask_needs_an_allowed_action() -> None:
 def test_a_mask_that_is_to_be_added_to_logits_is_refused() -> None:
     """There 0 allows an action, which would be forbidden."""
     with pytest.raises(InvalidValue, match=r"negative numbers.*: \[ 0\.e\+00 -1\.e\+09\]; let 1 allow") as caught:
-        InvalidValue, match=r"negative numbers.*: \[ 0\.e\+00 -1\.e\+09\]; let 1 allow an action"
-    ) as caught:
         check_mask(np.array([[1, 1], [0, -1e9]]), (2,), np.ones(2, np.bool_))
     assert caught.value.index == 1
 

@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -103,6 +103,8 @@ class Mine(Frozen):
         ({"mime": 1}, "Mine.saved names 'mine', which Mine does not have; did you mean mime?"),
         ({"mine": threading.Lock()}, "Mine.mine, which `saved` names, is a lock; it may be a tensor, an array"),
         ({"mine": {"a": [torch.Generator()]}}, "Mine.mine, which `saved` names, holds a Generator; it may be"),
+        ({"mine": [np.array([None])]}, "Mine.mine, which `saved` names, holds an array of object; use numbers"),
+        ({"mine": NamedTuple("Pair", [("x", int)])(1)}, "Mine.mine, which `saved` names, is a Pair; it may be"),
     ],
 )
 def test_state_that_cannot_be_saved_is_named_before_it_learns(state: dict[str, Any], says: str) -> None:
@@ -137,8 +139,19 @@ def test_an_attribute_that_hides_a_method_is_named() -> None:
         with pytest.raises(ConfigError, match=rf"Hiding\.{name} is both a method, of (Hiding|Algorithm),"):
             check_attributes(Hiding(**{name: x}))
     own = Hiding()
-    own.learn = Compiled(own.learn, None, [])  # type: ignore[method-assign, assignment, arg-type]
-    check_attributes(own)
+    for chosen in (Compiled(own.learn, None, []), own._learn, lambda: None):  # type: ignore[arg-type]
+        own.learn = chosen  # type: ignore[method-assign, assignment]
+        check_attributes(own)
+
+
+def test_what_cannot_be_loaded_again_is_named() -> None:
+    algo = Mine(None)
+    algo.mine = SimpleNamespace(state_dict=dict)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="is a SimpleNamespace with a state_dict, but no load_state_dict"):
+        check_attributes(algo)
+    counted = type("Counted", (Frozen,), {"saved": ("progress", "count"), "count": 0})(None)
+    with pytest.raises(ConfigError, match=r"'count', which its class has, and not it itself; set self\.count in"):
+        check_attributes(counted)
 
 
 @pytest.mark.parametrize("saved", [("mine",), "progress"])
