@@ -287,7 +287,7 @@ def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> Rec
     """The RecordError for a disk error; `n_bytes`: the size that was to be written, if known."""
     why = f"{what} cannot be written: {error.strerror or error}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return RecordError(f"{why}: {error.filename}" if error.filename else why)
+        return RecordError(f"{why}: {printable(str(error.filename))}" if error.filename else why)
     needed = f"it needs {n_bytes:,} bytes and " if n_bytes else ""
     return RecordError(f"{why}; {needed}{_free(folder)}")
 

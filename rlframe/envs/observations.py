@@ -257,7 +257,7 @@ def check_mask(mask: np.ndarray, parts: Sequence[int], ended: np.ndarray) -> Non
 
     So it does for negative numbers, which masks that are added to logits have: there 0 allows an action.
     """
-    if mask.dtype.kind == "f" and (mask < 0).any():
+    if mask.dtype.kind in "if" and (mask < 0).any():
         index = _first_bad(mask >= 0)
         raise InvalidValue(
             f"the action mask has negative numbers, as if it were added to logits: {one_line(mask[index], 100)}; let 1 "

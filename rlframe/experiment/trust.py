@@ -20,6 +20,7 @@ from rlframe.core.files import read_json
 from rlframe.core.yaml import parse_yaml
 from rlframe.evaluation.matches import RANDOM
 from rlframe.experiment.agents import OF_POLICY
+from rlframe.experiment.objects import is_object
 from rlframe.record.loggers import LOGGERS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
@@ -78,7 +79,7 @@ def read_config(
     """The `config` of a params.json, for `from_flat`. Its sync is not checked: only a resumed run copies itself.
 
     Args:
-        given: settings in the place of its own, which then need no trust.
+        given: settings in the place of its own: its env, and what they name by an object, then need no trust.
         without: keys that are left out, and need none.
     Raises:
         ConfigError: it does not exist, is damaged or too large, is not that of an experiment, or needs trust (see
@@ -93,7 +94,7 @@ def read_config(
             "rlframe.record.snapshot.load_snapshot reads its weights"
         )
     config = {key: x for key, x in config.items() if key not in without}
-    unused = {"sync", *given}
+    unused = {"sync", *(key for key, x in given.items() if key == "env" or is_object(x))}
     check_trusted({key: x for key, x in config.items() if key not in unused}, str(path), trust)
     return config
 

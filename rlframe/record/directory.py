@@ -36,6 +36,7 @@ FILMS = "videos"  # folder of the films of evaluations
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
 _SAME_START_S = 2.0  # tolerance between two readings of one process's start time
 _MAX_LOCK_BYTES = 1 << 16
+_EARLY_S = 300.0  # what a run that failed so soon has collected is not worth its place
 
 _logger = logging.getLogger("rlframe")
 
@@ -351,7 +352,8 @@ class DirectoryLock:
 def move_failed_start(directory: Path) -> None:
     """Move a run that failed before its first update to its `attempts`, so that the next try can have its place.
 
-    One that records a dataset stays: the next try would begin it anew.
+    One that records a dataset stays, as the next try would begin it anew, and so does one that took long: what it
+    collected is in its snapshot.
 
     Raises:
         ConfigError: another process holds its lock.
@@ -361,8 +363,9 @@ def move_failed_start(directory: Path) -> None:
     lock = DirectoryLock(directory, "a run", "run_ID or log_dir")
     with contextlib.closing(lock), contextlib.suppress(ConfigError):
         result, config = read_json(directory / RESULT), read_json(directory / PARAMS).get("config")
-        records = isinstance(config, dict) and config.get("record")
-        if result.get("ended") == "failed" and result.get("updates") == 0 and not records:
+        records, seconds = isinstance(config, dict) and config.get("record"), result.get("elapsed_s")
+        early = result.get("updates") == 0 and isinstance(seconds, int | float) and seconds < _EARLY_S
+        if result.get("ended") == "failed" and early and not records:
             aside = directory.rename(next_attempt(directory))
             (aside / LOCK_FILE).unlink()
             _logger.warning("%s failed before its first update; it was moved to %s", directory, aside.name)

@@ -84,6 +84,8 @@ def test_a_mask_that_is_to_be_added_to_logits_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"negative numbers.*: \[ 0\.e\+00 -1\.e\+09\]; let 1 allow") as caught:
         check_mask(np.array([[1, 1], [0, -1e9]]), (2,), np.ones(2, np.bool_))
     assert caught.value.index == 1
+    with pytest.raises(InvalidValue, match="negative numbers"):
+        check_mask(np.array([[-1, 0]], np.int8), (2,), np.ones(1, np.bool_))
 
 
 @pytest.mark.parametrize("multi", [False, True], ids=["discrete", "multi_discrete"])

@@ -68,11 +68,6 @@ ATTACKS: dict[str, tuple[Attack, tuple[str, ...], tuple[int, ...]]] = {
     },
     # sizes and code in the config
     **{
-        f"{name} {command}": (config(**{name: 10**9}), (command,), right)
-        for name in ("eval__n_envs", "eval__n_workers")
-        for command, right in (("resume", ERRORS), ("again", ERRORS), ("evaluate", (0,)))  # which has its own numbers
-    },
-    **{
         f"config {changes}": (config(**changes), ("evaluate", "resume", "again"), ERRORS)
         for changes in (
             {"runner__n_slots": 10**9, "runner": "async_rl"},
@@ -86,6 +81,8 @@ ATTACKS: dict[str, tuple[Attack, tuple[str, ...], tuple[int, ...]]] = {
             {"sampler__batch_T": 10**15},
             {"sampler__batch_T": "1e300"},
             {"sampler": "cpu", "sampler__n_workers": 10**9},
+            {"eval__n_envs": 10**9},
+            {"eval__n_workers": 10**9},
             {"world_size": 10**9},
             {"threads": 10**9},
             {"algo__minibatches": 10**18},

@@ -95,6 +95,17 @@ def test_what_is_given_in_the_place_of_foreign_entries_leaves_nothing_to_trust(r
     assert evaluate.main([str(run), "env=CartPole-v1", "n_episodes=1"]) == 0
 
 
+def test_auto_leaves_what_is_recorded_in_its_place_and_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.parent / "evil.py").write_text("raise SystemExit('evil code ran')")
+    monkeypatch.chdir(run.parent)
+    for changes in ({"sampler": "./evil.py"}, {"sampler": "cpu", "sampler.n_workers": 10**6}):
+        rewrite(run, **changes)
+        assert launch.main([f"resume={run}", *(f"{key}=auto" for key in changes)]) == 2
+        assert "add trust=true" in capsys.readouterr().err
+
+
 def test_the_weights_of_all_policies_count() -> None:
     one = {"agents.policies.red.model.hidden": [10_000, 10_000]}
     two = {f"agents.policies.{name}.model.hidden": [12_000, 12_000] for name in ("red", "blue")}

@@ -108,15 +108,16 @@ def test_a_run_that_failed_before_its_first_update_makes_room_for_the_next_try(
     for updates, ended in ((0, "failed"), (0, "failed"), (3, "failed")):
         with logger_context(tmp_path, console=False):
             (run / "mine.txt").write_text("kept")
-        write_result(run / "result.json", {"ended": ended, "updates": updates})
+        write_result(run / "result.json", {"ended": ended, "updates": updates, "elapsed_s": 9.5})
     assert [path.name for path in attempts(run)] == [".run_0.1", ".run_0.2"]
     assert sorted(path.name for path in attempts(run)[0].iterdir()) == sorted(path.name for path in run.iterdir())
     assert "failed before its first update; it was moved to .run_0.2" in caplog.text
-    for result in ({"ended": "failed", "updates": 3}, {"ended": "interrupted", "updates": 0}, {}):
-        write_result(run / "result.json", result)
+    early = {"ended": "failed", "updates": 0, "elapsed_s": 9.5}
+    for other in ({"updates": 3}, {"ended": "interrupted"}, {"elapsed_s": 301.0}, {"elapsed_s": None}):
+        write_result(run / "result.json", {**early, **other})
         with pytest.raises(ConfigError, match="never overwritten"), logger_context(tmp_path):
             pass
-    write_result(run / "result.json", {"ended": "failed", "updates": 0})
+    write_result(run / "result.json", early)
     params = (run / "params.json").read_text()
     (run / "params.json").write_text(json.dumps({"config": {"record": "mine-v0"}}))
     with pytest.raises(ConfigError, match="never overwritten"), logger_context(tmp_path):
