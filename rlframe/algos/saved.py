@@ -45,27 +45,33 @@ def is_own(cls: type) -> bool:
 
 
 def check_attributes(owner: Any) -> None:
-    """Raise ConfigError if an attribute hides a method of the same name, or what `saved` names has no state.
+    """Raise ConfigError if an attribute hides a method of the same name, or what `saved` names cannot be saved.
 
     A function may stand in a method's place, but not an update that rlframe made of another method, such as `learn`.
     """
     for name, x in vars(owner).items():
         method = getattr(type(owner), name, None)
-        if not inspect.isfunction(method):
-            continue
-        update = callable(x) and type(x).__module__.startswith("rlframe.")
-        other = update and getattr(inspect.unwrap(x), "__func__", method) is not method
-        if other or not callable(x) or isinstance(x, nn.Module):
+        if inspect.isfunction(method) and _hides(x, method):
             raise ConfigError(
                 f"{type(owner).__name__}.{name} is both a method, of {method.__qualname__.rpartition('.')[0]}, and an "
                 f"attribute, a {type(x).__name__}, which hides it; give yours another name"
             )
     for name in getattr(owner, "saved", ()):
-        part, named = _part(owner, name), f"{type(owner).__name__}.{name}, which `saved` names,"
-        if hasattr(part, "state_dict") and not hasattr(part, "load_state_dict"):
-            raise ConfigError(f"{named} is a {type(part).__name__} with a state_dict, but no load_state_dict; add one")
-        if not (hasattr(part, "state_dict") or isinstance(part, _GENERATORS)):
+        _check_part(_part(owner, name), f"{type(owner).__name__}.{name}, which `saved` names,")
+
+
+def _hides(x: Any, method: Any) -> bool:
+    if not callable(x) or isinstance(x, nn.Module):
+        return True
+    return not is_own(type(x)) and getattr(inspect.unwrap(x), "__func__", method) is not method
+
+
+def _check_part(part: Any, named: str) -> None:
+    if not hasattr(part, "state_dict"):
+        if not isinstance(part, _GENERATORS):
             _check_plain(part, named)
+    elif not hasattr(part, "load_state_dict"):
+        raise ConfigError(f"{named} is a {type(part).__name__} with a state_dict, but no load_state_dict; add one")
 
 
 def _check_plain(part: Any, name: str, verb: str = "is") -> None:

@@ -1,4 +1,4 @@
-"""What losses are given: `outputs` of one's own, with the features that values and policies come from."""
+"""What the loss of DQN is given: `outputs` of one's own, with the features that the values come from."""
 
 from typing import Any
 
