@@ -126,13 +126,19 @@ class APPO(OnPolicyEpochs):
     def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:
         """One gradient step on a minibatch."""
         batch, state = inputs
-        loss, parts = self.loss(*self.agent.evaluate(batch.inputs, state, batch.action), batch)
+        loss, parts = self.loss(*self.outputs(batch, state), batch)
         norm = self.optimizer.minimize(loss, batch, batch.valid)
         return {**parts, "grad_norm": norm}
 
-    def loss(self, log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def outputs(self, batch: Batch, state: Tree) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and the value of a minibatch: the arguments of `loss` before the batch."""
+        params, value, _ = self.agent(batch.inputs, state)
+        return params, value
+
+    def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """-min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT); and its parts."""
         c, weight = self.now, batch.weight
+        log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
         ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0).exp()
         parts = {
             "policy_loss": -(weight * clipped_surrogate(ratio, batch.advantage, c.clip)).sum(),

@@ -65,13 +65,17 @@ class IMPALA(OnPolicy):
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:
         """One gradient step on the whole batch."""
-        loss, metrics = self.loss(samples)
+        loss, metrics = self.loss(*self.outputs(samples), samples)
         return {**metrics, "grad_norm": self.optimizer.minimize(loss, samples, samples.valid)}
 
-    def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+    def outputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and the value [T+1, B]: the arguments of `loss` before the batch."""
+        params, value, _ = self.agent(samples.inputs, samples.state)
+        return params, value
+
+    def loss(self, params: Tensor, value: Tensor, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy gradient, baseline and entropy (section 4.2), of the policy and values as they are now."""
         c, valid = self.now, samples.valid
-        params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params[:-1], samples.action)
         log_rho = log_prob.detach() - samples.info.log_prob  # type: ignore[attr-defined]  # PolicyInfo
         ends = (samples.terminated, samples.truncated, valid)

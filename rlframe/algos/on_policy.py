@@ -123,17 +123,24 @@ class OnPolicyActorCritic(OnPolicy):
         advantage, return_ = self.targets(samples, value)
         if self.now.normalize_advantage:
             advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.sum_tensor)
-        loss, metrics = self.loss(samples, advantage, return_)
+        loss, metrics = self.loss(*self.outputs(samples), samples, advantage, return_)
         grad_norm = self.optimizer.minimize(loss, samples, samples.valid)
         fit = explained_variance(value[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
 
-    def loss(self, samples: Samples, advantage: Tensor, return_: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def outputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and the value [T, B], with gradient: the arguments of `loss` before the batch."""
+        params, value, _ = self.agent(samples.inputs[:-1], samples.state)
+        return params, value
+
+    def loss(
+        self, params: Tensor, value: Tensor, samples: Samples, advantage: Tensor, return_: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """-E[A log π(a|s)] + c_v E[(V - G)²] / 2 - c_e E[H], over the valid rows of a batch; and its parts.
 
         Mnih et al. 2016, section 4, negated for descent. `advantage` A and `return_` G are constants [T, B].
         """
-        log_prob, entropy, value = self.agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
+        log_prob, entropy = self.agent.distribution.log_prob_entropy(params, samples.action)
         weight = mean_weights(samples.valid.flatten()).view_as(advantage)
         parts = {
             "policy_loss": -(weight * log_prob * advantage).sum(),

@@ -166,15 +166,18 @@ class PQN(OnPolicyEpochs):
     def _learn(self, inputs: tuple[ReturnRows, Tree]) -> dict[str, Tensor]:
         """One gradient step on a minibatch."""
         rows, state = inputs
-        values, _ = self.agent(rows.inputs, state)
-        q = taken(self.agent.kind.q(values), rows.action)
-        loss = self.loss(q, rows)
+        loss, q = self.loss(*self.outputs(rows, state), rows)
         norm = self.optimizer.minimize(loss, rows, rows.valid)
-        return {"loss": loss.detach(), "q": masked_mean(q.detach(), rows.valid), "grad_norm": norm}
+        return {"loss": loss.detach(), "q": q, "grad_norm": norm}
 
-    def loss(self, q: Tensor, rows: ReturnRows) -> Tensor:
-        """E[(Q(s, a) - G)²] / 2   (algorithm 1)."""
-        return masked_mean(0.5 * (q - rows.return_).square(), rows.valid)
+    def outputs(self, rows: ReturnRows, state: Tree) -> tuple[Tensor]:
+        """What the network gives for a minibatch and the memory before it: the arguments of `loss` before the rows."""
+        return (self.agent(rows.inputs, state)[0],)
+
+    def loss(self, values: Tensor, rows: ReturnRows) -> tuple[Tensor, Tensor]:
+        """E[(Q(s, a) - G)²] / 2   (algorithm 1), of the head's numbers [..., A, 1]; and E[Q(s, a)]."""
+        q = taken(self.agent.kind.q(values), rows.action)
+        return masked_mean(0.5 * (q - rows.return_).square(), rows.valid), masked_mean(q.detach(), rows.valid)
 
     def least_exploring(self) -> range:
         return self.exploration.least_exploring(self.progress.env_steps)

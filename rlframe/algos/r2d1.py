@@ -38,7 +38,7 @@ from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.critics import ExpectedValue
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
@@ -170,7 +170,7 @@ class R2D1(QLearning):
         super().receive(samples)
         if self.new_rows and len(index := self.new_rows.newest()):
             with torch.no_grad():  # the priorities that an update would give them
-                self.replay.update_priorities(index, self.loss(self.new_rows.read(index))[1])
+                self.replay.update_priorities(index, self.evaluate(self.new_rows.read(index))[1])
 
     def update(self) -> UpdateMetrics:
         self.resample()
@@ -188,17 +188,24 @@ class R2D1(QLearning):
 
     def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step on the weighted mean loss; also the priorities [n] of the sequences."""
-        loss, priority, q = self.loss(batch)
+        loss, priority, q = self.evaluate(batch)
         grad_norm = self.optimizer.minimize((batch.weight * loss).mean(), batch)
         return {"loss": loss.detach().mean(), "q": q.mean(), "grad_norm": grad_norm}, priority
 
-    def loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, priority and mean Q-value [n] of the sequences of a batch; changes nothing."""
+        return self.loss(*self.outputs(batch), batch)
+
+    def outputs(self, batch: Sequences) -> tuple[Tensor]:
+        """Q [learn_T + 1, n, A] by the online network: the arguments of `loss` before the batch."""
+        return (self._values(self.agent.model, batch),)
+
+    def loss(self, values: Tensor, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """Loss [n] and priority [n] of the sequences, and the mean Q-value [n] of their actions."""
         c = self.now
         learned = slice(c.burn_in, None)
         ends = (batch.terminated[learned], batch.truncated[learned], batch.valid[learned])
         return_, bootstrap, index = n_step_return(batch.reward[learned], *ends, c.discount, c.n_step)
-        values = self._values(self.agent.model, batch)  # [learn_T + 1, n, A]
         with torch.no_grad():
             next_values = self._values(self.target, batch)
             chooser = values if c.double else next_values
@@ -216,9 +223,13 @@ class R2D1(QLearning):
 
     def _values(self, model: Any, batch: Sequences) -> Tensor:
         """Q [learn_T + 1, n, A] of the rows that are learned from, with gradient from their first on."""
+        values, _ = model(*self.after_burn_in(model, batch))
+        return values.squeeze(-1)
+
+    def after_burn_in(self, model: Any, batch: Sequences) -> tuple[AgentInputs, Tree]:
+        """The inputs [learn_T + 1, n] of the rows that are learned from, and a network's memory before them."""
         state: Tree = batch.state.memory
         if self.config.burn_in:
             with torch.no_grad():
                 _, state = model(batch.inputs[: self.config.burn_in], state)
-        values, _ = model(batch.inputs[self.config.burn_in :], state)
-        return values.squeeze(-1)
+        return batch.inputs[self.config.burn_in :], state

@@ -54,7 +54,7 @@ def test_huber_delta_is_that_of_quantiles_and_of_sequences_too() -> None:
         assert found.item() == pytest.approx(loss)  # |τ - 0| of both quantiles, 1/4 and 3/4, times the loss
     settings = {**MEMORY, "learning_starts": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1, "rescale": False}
     algo, _, _ = run(debug_envs.memory, 4, **settings, huber_delta=math.inf)
-    loss, priority, _ = algo.loss(sequences(algo))
+    loss, priority, _ = algo.evaluate(sequences(algo))
     torch.testing.assert_close(loss, 0.5 * (priority - PRIORITY_EPSILON).square(), rtol=1e-4, atol=1e-5)
 
 

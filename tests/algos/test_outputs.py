@@ -1,14 +1,52 @@
-"""What the loss of DQN is given: `outputs` of one's own, with the features that the values come from."""
+"""What losses are given: `outputs` of one's own, whose further results come before the batch."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from rlframe.algos import dqn
+from rlframe.algos import dqn, r2d1
+from rlframe.core.struct import Struct
 from rlframe.envs import debug_envs
 from rlframe.exploration import NoisyConfig
-from tests.algos.test_dqn import made
+from tests.algos.learners import collected, learner
+from tests.algos.test_compiled import CARTPOLE
+from tests.algos.test_cuda_graph import batches, learned, made
+from tests.algos.test_dqn import made as dqn_on
+
+MARK = torch.ones(())
+
+
+def marking(cls: Any, losses: list[str]) -> Any:
+    """The class, with a further output, which must come to the loss behind the others, and just before the batch."""
+
+    class Marking(cls):  # type: ignore[misc]
+        def outputs(self, *inputs: Any) -> Any:
+            return *super().outputs(*inputs), MARK
+
+        def loss(self, *given: Any) -> Any:
+            *outputs, mark, batch = given[: next(i for i, x in enumerate(given) if isinstance(x, Struct)) + 1]
+            assert mark is MARK
+            losses.append(cls.__name__)
+            return super().loss(*outputs, batch, *given[len(outputs) + 2 :])
+
+    return Marking
+
+
+def recurrent(name: str) -> Any:
+    model = {"hidden": (8,), "memory": "lstm", "memory_size": 8}
+    return learner(r2d1, *CARTPOLE, model=model, burn_in=2, learn_T=4, state_interval=4)
+
+
+@pytest.mark.parametrize("name", ["a2c", "pg", "ppo_kl", "appo", "impala", "pqn", "dqn", "r2d1"])
+def test_outputs_are_the_first_arguments_of_the_loss_and_may_have_more(name: str) -> None:
+    make = recurrent if name == "r2d1" else made
+    one, other = make(name), make(name)
+    other.__class__ = marking(type(other), losses := [])
+    data = collected("CartPole-v1", one.agent, 8, (4, 2)) if name == "r2d1" else batches(name)
+    assert len(learned(one, data)) == len(learned(other, data)) >= 2
+    assert len(losses) >= 8
+    torch.testing.assert_close(other.agent.state_dict(), one.agent.state_dict(), rtol=0, atol=0)
 
 
 class WithFeatures(dqn.DQN):
@@ -24,7 +62,7 @@ class WithFeatures(dqn.DQN):
 
 @pytest.mark.parametrize("options", [{}, {"dueling": True, "explore": NoisyConfig()}, {"value": "implicit"}], ids=str)
 def test_features_are_those_of_the_values_and_reach_the_loss(options: dict[str, Any]) -> None:
-    sampler, agent, algo = made(debug_envs.Identity, 200, **options)
+    sampler, agent, algo = dqn_on(debug_envs.Identity, 200, **options)
     algo.__class__ = WithFeatures
     for _ in range(3):
         algo.receive(sampler.collect())

@@ -54,7 +54,7 @@ def test_burn_in_changes_the_state_but_has_no_gradient() -> None:
     first[:] = False
     batch = batch_with(batch, first=first)
     observation = batch.inputs.observation.clone().requires_grad_()
-    algo.loss(batch_with(batch, observation=observation))[0].sum().backward()
+    algo.evaluate(batch_with(batch, observation=observation))[0].sum().backward()
     assert observation.grad is not None
     assert (observation.grad[:4] == 0).all()
     assert (observation.grad[4:12] != 0).any()
@@ -75,7 +75,7 @@ def test_rows_that_do_not_count_have_no_part_in_loss_and_priority() -> None:
     batch = sequences(algo, 16)
     assert not batch.valid[4:].all()
     other = type(batch)(**{**vars(batch), "action": torch.where(batch.valid, batch.action, 1 - batch.action)})
-    for one, two in zip(algo.loss(batch)[:2], algo.loss(other)[:2], strict=True):
+    for one, two in zip(algo.evaluate(batch)[:2], algo.evaluate(other)[:2], strict=True):
         torch.testing.assert_close(one, two)
 
 
@@ -85,7 +85,7 @@ def test_priorities_mix_the_largest_and_the_mean_error() -> None:
     found = {}
     for eta in (0.0, 0.9, 1.0):
         algo.now = r2d1.Config(**{**vars_of(algo.config), "eta": eta})
-        found[eta] = algo.loss(batch)[1].detach()
+        found[eta] = algo.evaluate(batch)[1].detach()
     torch.testing.assert_close(found[0.9], 0.9 * found[1.0] + 0.1 * found[0.0])
     assert (found[1.0] > found[0.0]).all()
 
@@ -104,7 +104,7 @@ def test_the_target_is_rescaled_by_hand() -> None:
     batch = type(batch)(
         **{**vars(batch), "reward": 3.0 * one, "terminated": one, "valid": one, "truncated": torch.zeros_like(one)}
     )
-    _, priority, q = algo.loss(batch)
+    _, priority, q = algo.evaluate(batch)
     torch.testing.assert_close(priority, (1.003 - q).abs())
 
 
@@ -118,7 +118,7 @@ def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
     ((index, priority),) = told
     assert len(index) == 8
     with torch.no_grad():
-        expected = algo.loss(algo.replay.read(index))[1]
+        expected = algo.evaluate(algo.replay.read(index))[1]
     torch.testing.assert_close(priority, expected)
 
 
