@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from rlframe import evaluate, launch
@@ -57,6 +58,24 @@ def error(capsys: pytest.CaptureFixture[str], run: Path, *words: str) -> str:
 
 def lengths(text: str) -> list[int]:
     return [int(found) for found in re.findall(r"length: (\d+)", text)]
+
+
+def test_another_environment_gets_no_arguments_of_the_one_that_was_trained_on(tmp_path, capsys, caplog):
+    words = [f"log_dir={tmp_path}", *SMALL, "env=MountainCar-v0", "env_kwargs.goal_velocity=0.05"]
+    assert launch.main(words) == 0
+    run, other = tmp_path / "run_0", "env=tests.test_evaluate_options:hill"
+    said = "env_kwargs.goal_velocity of MountainCar-v0 left out"
+    assert main([str(run), *FEW, other, "env_kwargs.height=2", "trust=true"]) == 0
+    assert said in caplog.text
+    assert main([str(run), *FEW, other, "env_kwargs.goal_velocity=0", "trust=true"]) != 0
+    assert "has no argument env_kwargs.goal_velocity" in capsys.readouterr().err
+    caplog.clear()
+    assert main([str(run), *FEW, "env=MountainCar-v0"]) == 0
+    assert "left out" not in caplog.text
+
+
+def hill(height: float = 1.0) -> gymnasium.Env:
+    return gymnasium.make("MountainCar-v0", max_episode_steps=int(5 * height))
 
 
 def test_keys_of_the_run_have_other_values_in_an_evaluation(run, capsys):

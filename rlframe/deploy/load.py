@@ -18,6 +18,7 @@ from rlframe.agents import Agent
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs.make import env_name
 from rlframe.evaluation.policy import Policy
 from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 from rlframe.experiment.agents import check_of_policy
@@ -73,8 +74,7 @@ def load_trained(
     params, given = params_of(resolve_snapshot(path)), long_keys(changes)
     config = recorded(read_config(params, trust, given, NOT_OF_POLICY), given, str(params))
     check_of_policy(given, config)
-    if config.get("env") == "none" and "env" in given:  # whose only argument is its dataset
-        config = {key: x for key, x in config.items() if key.partition(".")[0] != "env_kwargs"}
+    config = _without_other_kwargs(config, given)
     snapshot, weights, meta = _weights(path, policies_at(path))
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = from_flat(config, changes).without_init()
@@ -85,6 +85,16 @@ def load_trained(
     score = meta["score"] if isinstance(meta.get("score"), int | float) else math.nan
     env_steps, updates = int(meta["env_steps"]), int(meta.get("updates", 0))
     return Trained(agent, experiment, env, *both_spaces, snapshot, env_steps, updates, score)
+
+
+def _without_other_kwargs(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the arguments of its environment, where another one is given."""
+    name, kwargs = config.get("env", ""), config.get("env_kwargs") or {}
+    if not kwargs or "env" not in given or env_name(given["env"]) == env_name(name):
+        return config
+    keys = ", ".join(f"env_kwargs.{key}" for key in kwargs)
+    _logger.warning(f"{keys} of {env_name(name)} left out, as env={env_name(given['env'])}")
+    return {**config, "env_kwargs": {}}
 
 
 def _weights(path: Path, policies: Sequence[str]) -> tuple[Path, Any, dict[str, Any]]:
