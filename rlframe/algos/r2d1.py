@@ -197,23 +197,23 @@ class R2D1(QLearning):
         return self.loss(*self.outputs(batch), batch)
 
     def outputs(self, batch: Sequences) -> tuple[Tensor]:
-        """Q [learn_T + 1, n, A] by the online network: the arguments of `loss` before the batch."""
+        """What the online network gives, [learn_T + 1, n, A, 1]: the arguments of `loss` before the batch."""
         return (self._values(self.agent.model, batch),)
 
     def loss(self, values: Tensor, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """Loss [n] and priority [n] of the sequences, and the mean Q-value [n] of their actions."""
-        c = self.now
+        c, q_of = self.now, self.agent.kind.q
         learned = slice(c.burn_in, None)
         ends = (batch.terminated[learned], batch.truncated[learned], batch.valid[learned])
         return_, bootstrap, index = n_step_return(batch.reward[learned], *ends, c.discount, c.n_step)
         with torch.no_grad():
-            next_values = self._values(self.target, batch)
-            chooser = values if c.double else next_values
+            next_values = q_of(self._values(self.target, batch))
+            chooser = q_of(values) if c.double else next_values
             best = self.agent.best(chooser, batch.inputs[c.burn_in :])
             next_q = taken(next_values, best).gather(0, index)
             target = return_ + bootstrap * (unscale(next_q) if c.rescale else next_q)
             target = rescale(target) if c.rescale else target
-        q = taken(values[:-1], batch.action[learned])
+        q = taken(q_of(values[:-1]), batch.action[learned])
         loss, error = td_loss(q, target, c.huber_delta)
         valid = batch.valid[learned]
         n_valid = valid.sum(0).clamp(min=1)
@@ -222,9 +222,9 @@ class R2D1(QLearning):
         return (loss * valid).sum(0) / n_valid, priority, (q.detach() * valid).sum(0) / n_valid
 
     def _values(self, model: Any, batch: Sequences) -> Tensor:
-        """Q [learn_T + 1, n, A] of the rows that are learned from, with gradient from their first on."""
-        values, _ = model(*self.after_burn_in(model, batch))
-        return values.squeeze(-1)
+        """Of the rows that are learned from, with gradient from their first on."""
+        values: Tensor = model(*self.after_burn_in(model, batch))[0]
+        return values
 
     def after_burn_in(self, model: Any, batch: Sequences) -> tuple[AgentInputs, Tree]:
         """The inputs [learn_T + 1, n] of the rows that are learned from, and a network's memory before them."""

@@ -85,8 +85,9 @@ class Evaluation:
             for number, episode in enumerate(self.episodes)
         ]
         mean, std, low, high, length = self._numbers()
+        plural = "" if len(self.episodes) == 1 else "s"
         texts.append(
-            f"{len(self.episodes)} episodes: return {mean} +- {std} (min {low}, max {high}), length {length}"
+            f"{len(self.episodes)} episode{plural}: return {mean} +- {std} (min {low}, max {high}), length {length}"
             + _by_policy(self.episodes)
         )
         return "\n".join(texts)
