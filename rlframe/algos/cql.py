@@ -9,7 +9,6 @@ A gradient step is read here and in `sac`, and the files that it names, and `ops
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import Any
 
 import chz
@@ -20,7 +19,7 @@ from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.sac import Continuous, Losses, Pair, SoftValue
+from rlframe.algos.sac import Continuous, Discrete, Losses, Pair, SoftValue
 from rlframe.core.config import count, idle_while, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
@@ -69,54 +68,37 @@ class Config(sac.Config):
         return CQL(*self.parts(agent, batch_spec, n_steps, seed))
 
 
-class Conservative(SoftValue):
-    """A soft value whose critics also descend the gap between other actions and those of the data."""
-
-    def __init__(self, plain: SoftValue, multiplier: Temperature) -> None:
-        """`multiplier`: α, if it is learned."""
-        super().__init__(plain.critic, plain.policy, plain.generator, plain.config)
-        self.plain, self.multiplier = plain, multiplier
-
-    @abstractmethod
-    def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
-        """log Σ_a exp Q_i(s, a) - Q_i(s, a of the data) [critics, n]."""
-
-    def draw(self, params: Tensor, noise: Tree) -> Any:
-        return self.plain.draw(params, noise)
-
-    def draw_next(self, model: ActorModel, observations: Pair, noise: Tree) -> Pair:
-        """Also the other actions, and what the gap needs of them; () if they are all."""
-        return self.plain.draw_next(model, observations, noise), ()
-
-    def default_entropy(self, drawn: Any) -> Tensor | float:
-        return self.plain.default_entropy(drawn)
-
-    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Losses:
-        """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4)."""
-        c, (next_drawn, drawn) = self.config, next_drawn
-        entropy = temperature if c.entropy_in_target else torch.zeros_like(temperature)
-        loss, found = self.plain.critic_loss(batch, observations, next_drawn, entropy)
-        gap = self.gap(batch, observations[0], drawn).mean(-1)
-        found = {**found, "conservative_gap": gap.mean()}
-        if not c.learn_conservative_weight:
-            return loss + c.conservative_weight * gap.sum(), found
-        weight = self.weight().detach()
-        return loss + weight * gap.sum(), {**found, "conservative_weight": weight}
-
-    def weight(self) -> Tensor:
-        """The learned α []."""
-        return self.multiplier.log.exp().clamp(max=_MOST_WEIGHT)
-
-    def policy_loss(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        return self.plain.policy_loss(observation, drawn, temperature)
+def learned_weight(multiplier: Temperature) -> Tensor:
+    """The learned α []."""
+    return multiplier.log.exp().clamp(max=_MOST_WEIGHT)
 
 
-class OfDrawn(Conservative):
+def with_gap(losses: Losses, gap: Tensor, c: Any, multiplier: Temperature) -> Losses:
+    """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4), of gaps [critics, n] and what SAC's critics descend."""
+    (loss, found), gap = losses, gap.mean(-1)
+    found = {**found, "conservative_gap": gap.mean()}
+    if not c.learn_conservative_weight:
+        return loss + c.conservative_weight * gap.sum(), found
+    weight = learned_weight(multiplier).detach()
+    return loss + weight * gap.sum(), {**found, "conservative_weight": weight}
+
+
+def entropy_weight(c: Any, temperature: Tensor) -> Tensor:
+    """The temperature in the critics' targets."""
+    return temperature if c.entropy_in_target else torch.zeros_like(temperature)
+
+
+class OfDrawn(Continuous):
     """Box actions: N are drawn uniformly, N by the policy at s and N by that at s', and weighed by their densities."""
+
+    def __init__(self, multiplier: Temperature, *parts: Any) -> None:
+        """`multiplier`: α, if it is learned.    parts: those of a SoftValue."""
+        super().__init__(*parts)
+        self.multiplier = multiplier
 
     def noise(self, n: int) -> Pair:
         """What SAC draws, and for others: [2, N n, d] standard normal, and [N n, *act] uniform in [-1, 1]."""
-        (own, following), rows, device = self.plain.noise(n), self.config.n_actions * n, self.generator.device
+        (own, following), rows, device = super().noise(n), self.now.n_actions * n, self.generator.device
         normal = torch.randn(2, rows, self.policy.size, generator=self.generator, device=device)
         uniform = torch.rand(rows, *self.policy.shape, generator=self.generator, device=device)
         return own, (following, normal, 2 * uniform - 1)
@@ -126,14 +108,19 @@ class OfDrawn(Conservative):
         following, normal, uniform = noise
         of_both = [model.params(x) for x in observations]
         at, after = (
-            self.plain.draw(each.repeat(self.config.n_actions, 1), own)
-            for each, own in zip(of_both, normal, strict=True)
+            self.draw(each.repeat(self.now.n_actions, 1), own) for each, own in zip(of_both, normal, strict=True)
         )
         of_uniform = torch.full_like(at[1], -self.policy.size * math.log(2))
         others = torch.cat([uniform, at[0], after[0]]), torch.cat([of_uniform, at[1], after[1]])
-        return self.plain.draw(of_both[1], following), others
+        return self.draw(of_both[1], following), others
+
+    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Any, temperature: Tensor) -> Losses:
+        next_drawn, others = next_drawn
+        losses = super().critic_loss(batch, observations, next_drawn, entropy_weight(self.now, temperature))
+        return with_gap(losses, self.gap(batch, observations[0], others), self.now, self.multiplier)
 
     def gap(self, batch: Transitions, observation: Tree, drawn: Pair) -> Tensor:
+        """log Σ_a exp Q_i(s, a) - Q_i(s, a of the data) [critics, n], the sum estimated by the actions drawn."""
         (action, log_density), n = drawn, len(batch.return_)
         k = len(action) // n
         repeated = map_tree(lambda x: x.expand(k, *x.shape).flatten(0, 1), observation)
@@ -141,10 +128,20 @@ class OfDrawn(Conservative):
         return conservative_gap(q, self.critic.q(observation, batch.action), log_density.view(k, n).T)
 
 
-class OfAll(Conservative):
+class OfAll(Discrete):
     """Discrete actions: the sum is exact, over all that are allowed."""
 
-    def gap(self, batch: Transitions, observation: Tree, drawn: Tree) -> Tensor:
+    def __init__(self, multiplier: Temperature, *parts: Any) -> None:
+        """`multiplier`: α, if it is learned.    parts: those of a SoftValue."""
+        super().__init__(*parts)
+        self.multiplier = multiplier
+
+    def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Losses:
+        losses = super().critic_loss(batch, observations, log_prob, entropy_weight(self.now, temperature))
+        return with_gap(losses, self.gap(batch, observations[0]), self.now, self.multiplier)
+
+    def gap(self, batch: Transitions, observation: Tree) -> Tensor:
+        """log Σ_a exp Q_i(s, a) - Q_i(s, a of the data) [critics, n]."""
         q = self.critic.q(observation)  # [critics, n, A]
         of_allowed = q
         if self.policy.masked:
@@ -157,7 +154,6 @@ class CQL(sac.SAC):
 
     saved = (*sac.SAC.saved, "multiplier", "multiplier_optimizer")
     config: Config
-    soft_value: Conservative
 
     def __init__(self, *parts: Any) -> None:
         """`parts`: those of SAC."""
@@ -170,16 +166,15 @@ class CQL(sac.SAC):
             self.learn_critics = Compiled(self._learn_critics, self.schedules, steps)
             self.learn.steps.append(self.multiplier_optimizer)
 
-    def make_soft_value(self) -> Conservative:
-        plain = super().make_soft_value()
+    def make_soft_value(self) -> SoftValue:
         self.multiplier = Temperature(self.schedules.of("conservative_weight")(0)).to(self.device)
-        kind = OfDrawn if isinstance(plain, Continuous) else OfAll
-        return kind(plain, self.multiplier)
+        kind = OfDrawn if self.agent.policy.size else OfAll
+        return kind(self.multiplier, self.critic, self.agent.policy, self.generator, self.now)
 
     def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
         """One step of the critics, and where α is learned one of it along α (mean_i E[gap_i] - τ)   (eq. 30)."""
         found = super()._learn_critics(inputs)
         if self.config.learn_conservative_weight:
             above = found["conservative_gap"] - self.now.target_gap
-            self.multiplier_optimizer.minimize(-self.soft_value.weight() * above)
+            self.multiplier_optimizer.minimize(-learned_weight(self.multiplier) * above)
         return found

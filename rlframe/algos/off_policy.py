@@ -61,6 +61,15 @@ class FromReplayConfig:
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learning_starts: int = count(1_000, "env_steps before the first update", low=0)
 
+    def rows_of_update(self) -> int:
+        """Rows that an update learns from."""
+        return self.batch_size
+
+    def check_run(self, n_steps: int) -> None:
+        """Raise ConfigError if a run of so many env_steps makes no update, before anything is made for it."""
+        ratio = ReplayRatio(self.replay_ratio, self.rows_of_update(), self.learning_starts, Progress())
+        check_learns(self, ratio, n_steps)
+
 
 @chz.chz
 class OffPolicyConfig(FromReplayConfig):
@@ -80,11 +89,6 @@ class OffPolicyConfig(FromReplayConfig):
     huber_delta: float = positive(
         math.nan, "|TD error| from which the loss is linear; inf: squared; nan: 1 for quantile, else inf", infinite=True
     )
-
-    def check_run(self, n_steps: int) -> None:
-        """Raise ConfigError if a run of so many env_steps makes no update, before anything is made for it."""
-        ratio = ReplayRatio(self.replay_ratio, self.batch_size, self.learning_starts, Progress())
-        check_learns(self, ratio, n_steps)
 
     def kind(self) -> Value:
         """What the networks say of the return."""
@@ -121,7 +125,7 @@ class FromReplay(Algorithm):
 
     def rows_of_update(self) -> int:
         """Rows that an update learns from."""
-        rows: int = self.config.batch_size
+        rows: int = self.config.rows_of_update()
         return rows
 
     def of_agents(self, samples: Samples) -> Samples:

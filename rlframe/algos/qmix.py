@@ -186,14 +186,22 @@ class QMIX(QLearning):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
-        loss, q = self.loss(batch)
+        loss, q = self.evaluate(batch)
         mean = (batch.weight * loss).mean()
         norm = self.optimizer.minimize(mean, batch)
         return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm}
 
-    def loss(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+    def evaluate(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Loss and Q_tot [N] of a batch; changes nothing."""
+        return self.loss(*self.outputs(batch), batch)
+
+    def outputs(self, batch: Transitions) -> tuple[Tensor]:
+        """Q_a [N, n, A] of the online network: the arguments of `loss` before the batch."""
+        return (self.values(self.agent.model, batch.inputs),)
+
+    def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Loss and Q_tot [N].  ½ (y - Q_tot(s, u))²,  y = r + γ Q'_tot(s', argmax_u Q(s', u))   (eq. 6)."""
-        q_tot = self.q_tot(self.mixer, self.values(self.agent.model, batch.inputs), batch.action, batch.inputs)
+        q_tot = self.q_tot(self.mixer, values, batch.action, batch.inputs)
         with torch.no_grad():
             following = batch.next_inputs
             next_values = self.values(self.target, following)

@@ -114,6 +114,9 @@ class Config(FromReplayConfig):
     def _check(self) -> None:
         check_unique(self)
 
+    def rows_of_update(self) -> int:
+        return self.batch_size * self.learn_T
+
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
@@ -162,9 +165,6 @@ class R2D1(QLearning):
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
         self.start_exploring()
-
-    def rows_of_update(self) -> int:
-        return int(self.config.batch_size * self.config.learn_T)
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)

@@ -109,9 +109,9 @@ Losses = tuple[Tensor, dict[str, Tensor]]
 class SoftValue(ABC):
     """V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)], whose expectation depends on the kind of actions."""
 
-    def __init__(self, critic: Critic, policy: Any, generator: torch.Generator, config: Any) -> None:
-        """`config` has the numbers now: see Schedules."""
-        self.critic, self.parameters, self.config = critic, critic.learned, config
+    def __init__(self, critic: Critic, policy: Any, generator: torch.Generator, now: Any) -> None:
+        """`now`: the config, with the numbers as they are now; see Schedules."""
+        self.critic, self.parameters, self.now = critic, critic.learned, now
         self.policy, self.generator = policy, generator
 
     def noise(self, n: int) -> Any:
@@ -142,7 +142,7 @@ class SoftValue(ABC):
 class Continuous(SoftValue):
     """The expectation is one sample, a function of the policy by its noise (Haarnoja et al. 2018, eq. 11-13)."""
 
-    def noise(self, n: int) -> Tensor:
+    def noise(self, n: int) -> Any:
         """[2, n, d], standard normal."""
         return torch.randn(2, n, self.policy.size, generator=self.generator, device=self.generator.device)
 
@@ -156,7 +156,7 @@ class Continuous(SoftValue):
         next_action, next_log_prob = next_drawn
         values, target = self.critic.with_target(observations[0], batch.action, observations[1], next_action)
         soft_return = batch.return_ - batch.bootstrap * temperature * next_log_prob
-        loss = self.critic.loss(values, target, soft_return, batch, self.config.target_clip)
+        loss = self.critic.loss(values, target, soft_return, batch, self.now.target_clip)
         return loss, {"loss": loss, "q": self.critic.value.q(values.detach()).mean()}
 
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ class Continuous(SoftValue):
         with frozen(self.parameters):
             q = self.critic.policy_q(observation, action)
         loss = (temperature * log_prob - q).mean()
-        if self.config.action_prior == "gaussian":  # - log p(a), of a standard normal p
+        if self.now.action_prior == "gaussian":  # - log p(a), of a standard normal p
             loss = loss + 0.5 * (action.square().sum() / len(action) + self.policy.size * math.log(2 * math.pi))
         return loss, log_prob.mean()
 
@@ -177,14 +177,14 @@ class Discrete(SoftValue):
 
     def default_entropy(self, log_prob: Tensor) -> Tensor:
         n_allowed = (log_prob > FORBIDDEN / 2).sum(-1)
-        return self.config.target_entropy_fraction * n_allowed.log().mean()
+        return self.now.target_entropy_fraction * n_allowed.log().mean()
 
     def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Losses:
         of_all, next_values = self.critic.with_next(observations[:1], observations[1:])  # [k, n, A, 1]
         next_q = self.critic.value.q(next_values).amin(0)
         next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1, keepdim=True).detach()
         values = of_actions(of_all, batch.action)
-        loss = self.critic.loss(values, next_value, batch.return_, batch, self.config.target_clip)
+        loss = self.critic.loss(values, next_value, batch.return_, batch, self.now.target_clip)
         return loss, {"loss": loss, "q": self.critic.value.q(values.detach()).mean()}
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

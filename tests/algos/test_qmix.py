@@ -165,7 +165,7 @@ def test_agents_that_are_gone_count_for_nothing_and_those_that_were_truncated_at
         following = inputs_at([1] * 12, **flags)
         best = algo.values(algo.target, following).amax(-1)  # [N, 2]
         value = best[:, 1] if n_present < 0 else best[:, :n_present].sum(-1)
-        loss, q_tot = algo.loss(replace(batch, next_inputs=following, **own))
+        loss, q_tot = algo.evaluate(replace(batch, next_inputs=following, **own))
         assert torch.allclose(q_tot, taken)
         assert torch.allclose(loss, 0.5 * (batch.return_ + DISCOUNT * value - taken).square(), atol=1e-5)
 
@@ -181,7 +181,7 @@ def test_forbidden_actions_are_never_the_best_of_a_target() -> None:
     q = algo.values(algo.target, batch.next_inputs)
     assert torch.equal(algo.best(q, batch.next_inputs), torch.tensor([1, 0]).expand(12, 2))
     expected = batch.return_ + batch.bootstrap * (q[:, 0, 1] + q[:, 1, 0])
-    loss, q_tot = algo.loss(batch)
+    loss, q_tot = algo.evaluate(batch)
     assert torch.allclose(loss, 0.5 * (expected - q_tot).square(), atol=1e-5)
 
 

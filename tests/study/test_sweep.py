@@ -64,7 +64,7 @@ REFUSED = [
     (["sweep.seed=0,1", "tune_sampler=true"], "tune_sampler=true is for a single run"),
     (["sweep.log_dir=a,b"], "log_dir cannot be swept"),
     (["sweep.seed=0,1", "retrys=1"], "unknown key retrys"),
-    (["sweep.seed=0,1", "algo=dqn", "algo.learning_starts=1e9"], "run_0: nothing would be learned"),
+    (["sweep.seed=0,1", "algo=r2d1", "algo.learning_starts=1e9"], "run_0: nothing would be learned"),
     (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9"], "zip.algo.clip has 2, zip.algo.discount has 1"),
     (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9,2"], "clip=0.2,discount=2/run_0: algo.discount=2"),
     (["repeats=2", "seed=x"], "seed='x' must be a whole number"),
