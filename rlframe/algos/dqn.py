@@ -31,6 +31,7 @@ from rlframe.algos.off_policy import (
     copy_into,
     n_step_replay,
     priorities,
+    weighted_mean,
 )
 from rlframe.algos.prioritized import check_priorities, initial_priority
 from rlframe.core.config import choice, count, fraction, idle_while, number, option, positive
@@ -217,7 +218,7 @@ class DQN(QLearning):
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
         loss, error, q = self.evaluate(batch)
-        mean = (batch.weight * loss).mean()
+        mean = weighted_mean(loss, batch.weight)
         norm = self.optimizer.minimize(mean, batch)
         return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm, "error": error}
 

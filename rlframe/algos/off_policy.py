@@ -333,11 +333,29 @@ def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
             f"env_step, more than {_MOST_UPDATES:,}; use algo.replay_ratio={_MOST_UPDATES * ratio.batch_size} or less"
         )
     if not ratio.updates_until(n_steps):
+        rows = ratio.batch_size
+        most = n_steps - (every := math.ceil(rows / c.replay_ratio))
+        fewer = "raise algo.replay_ratio, or learn from fewer rows in an update"
+        remedy = f"use algo.learning_starts={most} or less" if most >= 0 else fewer
         raise ConfigError(
-            f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} and "
-            f"algo.learning_starts={c.learning_starts}, runner.n_steps={n_steps} are too few for one update; lower "
-            f"algo.learning_starts, or use a preset made for such a task (experiment=, see --list presets)"
+            f"nothing would be learned: with algo.replay_ratio={c.replay_ratio:g}, an update of {rows:,} rows "
+            f"(algo.batch_size={c.batch_size}) is due every {every:.7g} env_steps after "
+            f"algo.learning_starts={c.learning_starts}, and runner.n_steps={n_steps} are too few; {remedy}, or use a "
+            f"preset made for such a task (experiment=, see --list presets)"
         )
+
+
+def weighted_mean(loss: Tensor, weight: Tensor) -> Tensor:
+    """Mean of the losses [n], weighted against the bias of prioritized replay.
+
+    Raises:
+        ConfigError: a loss of another shape, which would be broadcast.
+    """
+    if loss.shape != weight.shape:
+        raise ConfigError(
+            f"a loss has shape {list(loss.shape)} and must be a number for each row, {list(weight.shape)}"
+        )
+    return (weight * loss).mean()
 
 
 @torch.no_grad()

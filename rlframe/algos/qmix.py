@@ -30,6 +30,7 @@ from rlframe.algos.off_policy import (
     copy_into,
     interval_steps,
     joint_replay,
+    weighted_mean,
 )
 from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
@@ -187,7 +188,7 @@ class QMIX(QLearning):
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         loss, q = self.evaluate(batch)
-        mean = (batch.weight * loss).mean()
+        mean = weighted_mean(loss, batch.weight)
         norm = self.optimizer.minimize(mean, batch)
         return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm}
 

@@ -32,6 +32,7 @@ from rlframe.algos.off_policy import (
     priorities,
     reading_back,
     replay_of,
+    weighted_mean,
 )
 from rlframe.algos.prioritized import check_unique
 from rlframe.core.config import count, fraction, idle_while, option, positive
@@ -189,7 +190,7 @@ class R2D1(QLearning):
     def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step on the weighted mean loss; also the priorities [n] of the sequences."""
         loss, priority, q = self.evaluate(batch)
-        grad_norm = self.optimizer.minimize((batch.weight * loss).mean(), batch)
+        grad_norm = self.optimizer.minimize(weighted_mean(loss, batch.weight), batch)
         return {"loss": loss.detach().mean(), "q": q.mean(), "grad_norm": grad_norm}, priority
 
     def evaluate(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:

@@ -371,7 +371,9 @@ def test_a_run_without_one_update_is_refused_before_it_starts(
     words = ["algo=dqn", "env=CartPole-v1", "sampler=serial", "runner.n_steps=1000", "algo.learning_starts=100"]
     words = [each for each in words if each.partition("=")[0] != word.partition("=")[0]]
     assert launch.main([*words, word, f"log_dir={tmp_path / 'run'}", "affinity=none"]) == 2
-    assert "nothing would be learned" in capsys.readouterr().err
+    error, starts = capsys.readouterr().err, "starts" in word
+    assert "nothing would be learned" in error
+    assert ("use algo.learning_starts=996 or less" if starts else "learn from fewer rows") in error
     assert not (tmp_path / "run").exists()
 
 

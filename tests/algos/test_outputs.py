@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlframe.algos import dqn, r2d1
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct
 from rlframe.envs import debug_envs
 from rlframe.exploration import NoisyConfig
@@ -72,3 +73,12 @@ def test_features_are_those_of_the_values_and_reach_the_loss(options: dict[str, 
     assert torch.equal(values, algo.outputs(batch)[0])
     plain = dqn.DQN.loss(algo, values, batch)[0]
     torch.testing.assert_close(algo.evaluate(batch)[0], plain + features.square().mean(-1))
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d1"])
+def test_a_loss_that_would_be_broadcast_over_the_rows_is_refused(name: str) -> None:
+    algo = recurrent(name) if name == "r2d1" else made(name)
+    own = algo.loss
+    algo.loss = lambda *given: (own(*given)[0][:, None] - own(*given)[0], *own(*given)[1:])
+    with pytest.raises(ConfigError, match=r"shape \[8, 8\] and must be a number for each row, \[8\]"):
+        learned(algo, collected("CartPole-v1", algo.agent, 8, (4, 2)))
