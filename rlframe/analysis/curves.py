@@ -17,8 +17,10 @@ from rlframe.analysis.aggregates import CENTERS, interval
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import iter_csv, number_in, read_json
+from rlframe.core.schedule import Schedule
 
 CLOCKS = ("env_steps", "updates", "time/elapsed_s")
+N_STEPS = "runner.n_steps"
 ALIKE = ("threads", "compile", "stop", "runner.max_time_s")  # how numbers are rounded, and when a run stops early
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200
@@ -77,7 +79,7 @@ def read_run(directory: Path) -> RunData:
     config: dict[str, Any] = {}
     with suppress(ConfigError):
         own, *changes = configs_of(read_json(directory / "params.json"))
-        config = own | {k: v for changed in changes for k, v in changed.items() if k not in (*ALIKE, "runner.n_steps")}
+        config = own | {k: v for changed in changes for k, v in changed.items() if k not in (*ALIKE, N_STEPS)}
     return RunData(directory, _with_clocks(columns), config)
 
 
@@ -96,6 +98,26 @@ def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = {name: f"{_short(name)}@{'+'.join(found)}" for name, found in digests.items()}
     configs = [params.get("config"), *(start.get("changed") for start in starts[1:])]
     return [_with_digests(each, names) if isinstance(each, dict) else {} for each in configs]
+
+
+def as_trained(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The config of a run, with what resumes changed.
+
+    A run that was made longer, and has schedules of parts of its length, has both lengths: they went anew.
+    """
+    found = {key: value for each in configs for key, value in each.items()}
+    lengths = [str(each[N_STEPS]) for each in configs if N_STEPS in each]
+    if lengths[1:] and any(map(_is_of_length, found.values())):
+        found[N_STEPS] = ", then ".join(lengths)
+    return found
+
+
+def _is_of_length(value: Any) -> bool:
+    """Whether it is a schedule with places that are parts of the run."""
+    try:
+        return isinstance(value, str) and any(0 < place <= 1 for place in Schedule.parse(value).places)
+    except ValueError:
+        return False
 
 
 def _with_digests(value: Any, names: Mapping[str, str]) -> Any:

@@ -24,6 +24,7 @@ from rlframe.analysis.curves import (
     PlotError,
     RunData,
     SeedGroup,
+    as_trained,
     configs_of,
     differences,
     find_experiments,
@@ -278,17 +279,16 @@ def _with_runs(out: Path, paths: Sequence[Path], columns: Sequence[str], note: s
 def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config of a run, with what a resume changed, and how it was measured; ConfigError if it has not ended."""
     params = read_json(path / "params.json")
-    (config, *changes), ended = configs_of(params), "running"
+    configs, ended = configs_of(params), "running"
     with suppress(ConfigError):
         ended = str(read_json(path / "result.json").get("ended"))
     if ended not in _FINISHED and not partial:
         raise ConfigError(
             f"{path} has not reached its end ({ended}); let it end, or add partial=true and say so in note="
         )
-    if not config:
+    if not configs[0]:
         raise ConfigError(f"{path / 'params.json'} has no config")
-    for changed in changes:
-        config |= changed
+    config = as_trained(configs)
     git, host = _mapping(params.get("git")), _mapping(params.get("host"))
     machine = {"cpu": host.get("cpu"), "cpu_count": host.get("cpu_count"), "os": str(host.get("os", "")).split("-")[0]}
     line = params.get("command_line")
@@ -306,7 +306,7 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
         "machine": {key: value for key, value in machine.items() if value},
         "chosen": chosen,
         "ended": ended,
-        "resumed": len(changes),
+        "resumed": len(configs) - 1,
         "note": note,
     }
     return config, {key: value for key, value in fact.items() if value}

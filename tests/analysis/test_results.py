@@ -185,6 +185,22 @@ def test_a_resumed_run_is_of_the_settings_it_was_resumed_with(tmp_path: Path) ->
     assert [found.label for found in find_experiments([tmp_path], [])] == ["algo.clip=0.3", "algo.clip=0.2"]
 
 
+@pytest.mark.parametrize("rate", ["linear(1e-3,0)", "linear(1e-3,0,5000)"])
+def test_a_run_that_schedules_went_over_twice_is_not_one_of_its_full_length(rate: str, tmp_path: Path) -> None:
+    settings = {"algo.learning_rate": rate, "runner.n_steps": 3000}
+    full = run_dir(tmp_path / "full", 0, (1.0, 2.0), **settings)
+    longer = [run_dir(tmp_path / f"run_{i}", i, (1.0, 2.0), **settings | {"runner.n_steps": 1000}) for i in (1, 2)]
+    for run in longer:
+        params = json.loads((run / "params.json").read_text()) | {"resumed": [{"changed": {"runner.n_steps": 3000}}]}
+        (run / "params.json").write_text(json.dumps(params))
+    assert add_runs(longer, tmp_path / "longer.csv", (), "", False).rows
+    if "5000" in rate:  # whatever the length
+        assert add_runs([full, *longer], tmp_path / "all.csv", (), "", False).rows
+    else:
+        with pytest.raises(ConfigError, match=r"runner\.n_steps is 3000 and 1000, then 3000"):
+            add_runs([full, *longer], tmp_path / "all.csv", (), "", False)
+
+
 def test_an_evaluation_that_came_late_has_the_clocks_of_its_env_steps(tmp_path: Path) -> None:
     run = run_dir(tmp_path / "run_0", 0, (1.0, 2.0))
     with (run / "progress.csv").open("a") as log:
