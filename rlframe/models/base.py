@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import below_one, choice, count, idle_while, number, option, sizes, true_or_auto
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.models.convolutions import spectral_vectors
@@ -42,10 +42,24 @@ def with_modes(network: Module) -> Module:
     algorithm may call them one by one. rlframe's networks need no mode.
     """
     if not (type(network).__module__.startswith("rlframe.") or _has_hook(network)):
+        _warn_of_unregistered(network)
         for part in network.eval().modules():
             if part is network or _follows_alone(part):
                 part.register_forward_pre_hook(_follow_gradient)
     return network
+
+
+def _warn_of_unregistered(network: nn.Module) -> None:
+    """Networks and parameters in plain lists and dicts are unknown to torch."""
+    known = {id(each) for each in (*network.modules(), *network.parameters(), *network.buffers())}
+    for part in network.modules():
+        for name, value in vars(part).items():
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            own = [x for x in inside if isinstance(x, nn.Module | nn.Parameter) and id(x) not in known]
+            if own and not name.startswith("_"):
+                kind = "Module" if isinstance(own[0], nn.Module) else "Parameter"
+                where, remedy = f"{type(part).__name__}.{name}", "Dict" if isinstance(value, dict) else "List"
+                warn_once(f"what {where} holds is neither learned nor saved; make it an nn.{kind}{remedy}")
 
 
 def _follows_alone(part: nn.Module) -> bool:

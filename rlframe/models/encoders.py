@@ -324,10 +324,10 @@ class CustomEncoder(nn.Module):
         self.module = with_modes(module)
         self.ndim = leaves(zeros(space))[0].ndim
         with torch.no_grad():
-            features = module(map_tree(torch.as_tensor, zeros(space, (1,))))
-        if features.dim() != 2 or features.shape[0] != 1:
+            features = module(map_tree(torch.as_tensor, zeros(space, (2,))))
+        if features.dim() != 2 or features.shape[0] != 2:
             raise ConfigError(
-                f"model.encoder: {type(module).__name__} maps one observation to {tuple(features.shape)}; "
+                f"model.encoder: {type(module).__name__} maps two observations to {tuple(features.shape)}; "
                 f"it must map [N, ...] to features [N, F]"
             )
         self.size = int(features.shape[1])

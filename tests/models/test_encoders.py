@@ -15,7 +15,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from rlframe.algos import dqn
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
 from rlframe.kernels.device import learning_in
@@ -225,7 +225,7 @@ class OfDict(nn.Module):
 
 class Wrong(Mine):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[0]
+        return super().forward(x)[:1]
 
 
 HERE = "tests.models.test_encoders"
@@ -270,12 +270,27 @@ def test_a_users_file_is_named_by_path_and_class(tmp_path: Path) -> None:
         (f"{HERE}:Mina", r"has no Mina; did you mean Mine"),
         ("no.such_module:Net", r"No module named 'no'; write package.module:name"),
         ("./no_such_file.py:Net", r"no_such_file.py does not exist"),
-        (f"{HERE}:Wrong", r"Wrong maps one observation to \(2,\); it must map \[N, ...\] to features \[N, F\]"),
+        (f"{HERE}:Wrong", r"Wrong maps two observations to \(1, 2\); it must map \[N, ...\] to features \[N, F\]"),
     ],
 )
 def test_an_encoder_that_cannot_be_had_is_refused_readably(encoder: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_encoder(spaces.Box(-1, 1, (2, 3)), ModelConfig(encoder=encoder))
+
+
+class Unregistered(Mine):
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        self.hidden = [nn.Linear(2, 2)]
+        self.again = [self.linear]  # learned and saved by another name
+
+
+def test_layers_in_a_plain_list_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    make_encoder(spaces.Box(-1, 1, (2, 3)), ModelConfig(encoder=f"{HERE}:Unregistered"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "what Unregistered.hidden holds is neither learned nor saved; make it an nn.ModuleList"
+    ]
 
 
 def test_frames_stay_bytes_until_the_encoder() -> None:
