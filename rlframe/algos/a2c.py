@@ -30,13 +30,8 @@ class Config(OnPolicyConfig):
 
     learning_rate: Scheduled = scheduled("linear(7e-4,0)", "of the optimizer")
     optimizer: OptimizerConfig | str = optimizer("rmsprop", epsilon=1e-5)
-    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     gae_lambda: Scheduled = scheduled(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end", high=1)
     entropy_coef: Scheduled = scheduled(0.01, "beta: weight of the entropy bonus")
-    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
     normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> A2C:

@@ -20,15 +20,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import (
-    Batch,
-    OnPolicyConfig,
-    OnPolicyEpochs,
-    as_minibatch,
-    check_trace_clips,
-    mean_of,
-    minibatches,
-)
+from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, check_trace_clips, mean_of
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -54,7 +46,6 @@ class Config(OnPolicyConfig):
     )
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
-    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     rho_clip: Scheduled = scheduled(
         1.0, "rho-bar: most that an importance ratio weighs a TD error", above=True, infinite=True
     )
@@ -66,10 +57,6 @@ class Config(OnPolicyConfig):
     epochs: int = count(2, "passes over each batch; each keeps the sampler's parameters waiting", high=10_000)
     minibatches: int = count(2, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus")
-    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> APPO:
@@ -96,14 +83,12 @@ class APPO(OnPolicyEpochs):
         super().__init__(agent, batch_spec, n_steps, c, seed)
 
     def update(self) -> UpdateMetrics:
-        samples, c = self.samples.pop(), self.config
+        samples = self.samples.pop()
         batch, off_policy = self._received(samples)
         fit = explained_variance(batch.value, batch.return_, batch.valid)
         metrics: list[dict[str, Tensor]] = []
-        for _ in range(c.epochs):
-            for inputs in minibatches(
-                batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._normalized, samples.n_valid
-            ):
+        for _ in range(self.config.epochs):
+            for inputs in self.minibatches(batch, samples):
                 metrics.append(self.learn(inputs))
                 self.progress.updates += 1
         self.agent.observe(observed(samples))
@@ -121,7 +106,7 @@ class APPO(OnPolicyEpochs):
         log_rho = log_rho.masked_fill(~valid, 0.0)
         kl = masked_mean(kl_from_ratio(log_rho), valid)  # of μ from π_k, as both acted on the batch
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
-        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch, {"kl": kl}
+        return self.ready(batch), {"kl": kl}
 
     def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:
         """One gradient step on a minibatch."""

@@ -35,14 +35,12 @@ class Config(OnPolicyConfig):
     learning_rate: Scheduled = scheduled("linear(6e-4,0)", "of the optimizer; the paper searched 5e-6 to 5e-3")
     # The paper: RMSProp without momentum, and 0.1 under the root, for sums over 640 rows.
     optimizer: OptimizerConfig | str = optimizer("rmsprop", epsilon=5e-4)
-    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     rho_clip: Scheduled = scheduled(
         1.0, "rho-bar: most that a ratio weighs a TD error, or a gradient", above=True, infinite=True
     )
     c_clip: Scheduled = scheduled(1.0, "c-bar: most of a trace; at most rho_clip", above=True, infinite=True)
     trace_lambda: Scheduled = scheduled(1.0, "lambda: also shortens traces (remark 2)", high=1)
     entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
-    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
     max_grad_norm: Scheduled = scheduled(
         0.5, "norm at which gradients are clipped; inf: never; paper: 40, of sums", above=True, infinite=True
     )

@@ -18,7 +18,7 @@ from rlframe.agents import PolicyAgent, QAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.core.errors import ConfigError
-from rlframe.core.schedule import curve
+from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
@@ -45,6 +45,11 @@ class OnPolicyConfig:
     for_images = Defaults(ModelConfig(activation="relu"))  # as in Mnih et al. 2015
 
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
+    max_grad_norm: Scheduled = scheduled(
+        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
     explore: ExploreConfig | str = explore("stochastic", POLICY_KINDS)
 
     def make_agent(
@@ -168,6 +173,15 @@ class OnPolicyEpochs(OnPolicy):
 
     def rows_of_step(self, batch_size: int) -> int:
         return int(batch_size // self.config.minibatches)
+
+    def ready(self, batch: Batch) -> Batch:
+        """The batch for `minibatches`, once advantages are there: as it is, or as its own only minibatch."""
+        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
+
+    def minibatches(self, batch: Batch, samples: Samples) -> Iterator[tuple[Batch, Tree]]:
+        """One pass over a batch that is `ready`, in a new order: minibatches, and the memory before each."""
+        n, recurrent = self.config.minibatches, self.agent.recurrent
+        return minibatches(batch, samples.state, n, recurrent, self.rng, self._normalized, samples.n_valid)
 
     def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """The advantages [minibatches, rows] to learn from."""

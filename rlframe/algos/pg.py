@@ -28,12 +28,7 @@ class Config(OnPolicyConfig):
     for_vectors = Defaults(batch=BatchSpec(T=32, B=8), own={"learning_rate": 3e-3})
 
     learning_rate: Scheduled = scheduled(1e-3, "of the optimizer")
-    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     entropy_coef: Scheduled = scheduled(0.0, "weight of the entropy bonus")
-    value_coef: Scheduled = scheduled(0.5, "weight of the baseline's squared error")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PolicyGradient:

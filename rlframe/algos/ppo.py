@@ -19,15 +19,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import (
-    Batch,
-    OnPolicyConfig,
-    OnPolicyEpochs,
-    as_minibatch,
-    make_batch,
-    minibatches,
-    values,
-)
+from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, make_batch, values
 from rlframe.core.config import count, idle_while, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -66,7 +58,6 @@ class Config(OnPolicyConfig):
     for_continuous = replace(for_vectors, model=ModelConfig(normalize_observation=True), normalize_reward=True)
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
-    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     gae_lambda: Scheduled = scheduled(0.95, "lambda of GAE", high=1)
     clip: Scheduled = scheduled(
         0.1, "epsilon: the ratio stays within 1 ± clip; inf: anywhere", above=True, infinite=True, ends_at_low=True
@@ -84,10 +75,6 @@ class Config(OnPolicyConfig):
     epochs: int = count(4, "passes over each batch", high=10_000)
     minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus")
-    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
     target_kl: Scheduled = scheduled(
         math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never", above=True
     )
@@ -148,8 +135,7 @@ class PPO(OnPolicyEpochs):
 
     def batch_of(self, samples: Samples, value: Tensor) -> Batch:
         """The rows to learn from, with advantages and returns by the values [T+1, B] of all observations."""
-        batch = make_batch(samples, *self.targets(samples, value), self.agent.model.uses_previous)
-        return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
+        return self.ready(make_batch(samples, *self.targets(samples, value), self.agent.model.uses_previous))
 
     def targets(self, samples: Samples, value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns [T, B] of a batch, by the values [T+1, B]; advantages are normalised later."""
@@ -171,8 +157,7 @@ class PPO(OnPolicyEpochs):
 
     def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[RowTerms, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
-        n, recurrent, n_valid = self.config.minibatches, self.agent.recurrent, samples.n_valid
-        for inputs in minibatches(batch, samples.state, n, recurrent, self.rng, self._normalized, n_valid):
+        for inputs in self.minibatches(batch, samples):
             rows, norm, ends = self.learn(inputs)
             steps.append((rows, norm))
             if self.config.target_kl != math.inf and bool(ends):
