@@ -38,7 +38,6 @@ ALLOWED["kernels"] = {"kernels", "core"}
 ALLOWED["optimizers"] = {"optimizers", "kernels", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
-ALLOWED["data"] = {"data", "record", "core"}
 ALLOWED["rewards"] -= {"rollout", "replay", "system"}
 ALLOWED["integrations"] = {"integrations", "record", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}

@@ -65,7 +65,6 @@ class BC(Imitation):
             ConfigError: loss=mse, and the policy is not one Gaussian.
         """
         super().__init__(agent, replay, n_steps, c := config or Config())
-        self._of_sequences = agent.recurrent
         if c.loss == "mse" and not agent.distribution.has_log_std:
             raise ConfigError(
                 f"algo.loss=mse is for a Box with model.distribution=gaussian or squashed_gaussian, and this policy is "
@@ -77,7 +76,7 @@ class BC(Imitation):
 
     def _learn(self, batch: Any) -> dict[str, Tensor]:
         """One gradient step on the mean over valid rows, of Sequences with memory, else of Transitions."""
-        if self._of_sequences:
+        if self.agent.recurrent:
             params, _, _ = self.agent(batch.inputs[:-1], self.agent.parts_of(batch.state).memory)
             valid = batch.valid
         else:

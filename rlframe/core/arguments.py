@@ -96,10 +96,12 @@ def _fits(value: Any, annotation: Any) -> bool:
     if kind is Mapping:
         of = get_args(annotation)[-1:]
         return hasattr(value, "items") and all(_fits(x, each) for each in of for x in _elements(value))
-    if not _is_own(kind):
-        return kind is Any or not isinstance(kind, type) or not _is_own(type(value)) or isinstance(value, kind)
+    if not _is_of_rlframe(kind):
+        return kind is Any or not isinstance(kind, type) or not _is_of_rlframe(type(value)) or isinstance(value, kind)
     if getattr(kind, "_is_protocol", False):  # a user's own part may have less than all
-        return not _is_own(type(value)) or all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+        return not _is_of_rlframe(type(value)) or all(
+            hasattr(value, name) for name in vars(kind) if not name.startswith("_")
+        )
     return isinstance(value, kind)
 
 
@@ -108,7 +110,7 @@ def _elements(value: Any) -> Sequence[Any]:
     return [*value.values()] if isinstance(value, dict) else [*value] if type(value) in _LISTS else []
 
 
-def _is_own(kind: Any) -> bool:
+def _is_of_rlframe(kind: Any) -> bool:
     return isinstance(kind, type) and kind.__module__.partition(".")[0] == "rlframe"
 
 
