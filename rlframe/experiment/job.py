@@ -14,7 +14,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.core.names import find_attribute
-from rlframe.core.parts import ROOTS, part_name
+from rlframe.core.parts import ROOTS, module_names, part_name
 from rlframe.data.writing import check_free, check_name
 from rlframe.evaluation.function import find_function
 from rlframe.experiment import hardware
@@ -148,13 +148,13 @@ def _of_its_task(preset: str, config: Mapping[str, Any], keys: Mapping[str, Any]
 
 
 def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
-    """A line that names the presets for the algorithm on the environment, or else those of other algorithms."""
+    """A line that names the presets for the algorithm on the environment, or else those of other algorithms, if it is rlframe's."""
     if names := presets_for(env, algo):
         best, others = names[0], [f"experiment={name}" for name in names[1:]]
         also = f"; others: {', '.join(others)}" if others else ""
         what = "a preset" if is_measured(best) else "an unmeasured preset"
         return (f"experiment={best} is {what} for algo={algo} on {env}, and what experiment=auto takes{also}",)
-    others = [f"experiment={name}" for name in presets_for(env)]
+    others = [f"experiment={name}" for name in presets_for(env)] if algo.lower() in module_names(ROOTS["algo"]) else []
     return (f"presets for this environment: {', '.join(others)}",) if others else ()
 
 

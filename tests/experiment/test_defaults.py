@@ -155,12 +155,15 @@ def test_auto_takes_the_preset_of_the_algorithm_and_the_environment():
         read_job({"experiment": "auto", "algo": "dqn", "env": "Pendulum-v1"})
 
 
-def test_a_run_with_defaults_names_the_preset_of_its_pair():
+def test_a_run_with_defaults_names_the_preset_of_its_pair(tmp_path):
     (note,) = read_job({"algo": "sac", "env": "Pendulum-v1"}).notes
     assert note.startswith("experiment=classic/sac_pendulum is a preset for algo=sac on Pendulum-v1")
     (note,) = read_job({"algo": "a2c", "env": "Pendulum-v1"}).notes
     assert note.startswith("presets for this environment: ")
     assert read_job({"algo": "ppo", "env": "Acrobot-v1"}).notes == ()
+    own = tmp_path / "own_ppo.py"
+    own.write_text("from rlframe.algos.ppo import Config")
+    assert read_job({"algo": str(own), "env": "CartPole-v1"}).notes == (), "which no preset is of"
     (note,) = read_job({"algo": "impala", "env": "ALE/Boxing-v5"}).notes
     assert note.startswith("experiment=atari/impala_boxing is an unmeasured preset for algo=impala on ALE/Boxing-v5")
 
