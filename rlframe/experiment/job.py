@@ -148,7 +148,7 @@ def _of_its_task(preset: str, config: Mapping[str, Any], keys: Mapping[str, Any]
 
 
 def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
-    """A line that names the presets for the algorithm on the environment, or else those of other algorithms, if it is rlframe's."""
+    """A line that names the presets of the algorithm for the environment; of rlframe's without any, those of others."""
     if names := presets_for(env, algo):
         best, others = names[0], [f"experiment={name}" for name in names[1:]]
         also = f"; others: {', '.join(others)}" if others else ""
