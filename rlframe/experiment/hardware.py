@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -224,40 +225,50 @@ def describe_processes(resolved: Resolved) -> str:
         threads = torch_threads(experiment, affinity, probe.observation_space)
         batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)
         worker_bytes = probe.memory_mb() * 1e6 + (_TORCH_BYTES if config.acts_in_workers else 0.0)
-    from_data, device = experiment.runner.learns_from_data, next(agent.parameters()).device
-    batch_bytes = 0 if from_data else sum(array.nbytes for array in leaves(batch))
-    n_eval_envs = min(experiment.eval.n_envs, experiment.eval.n_episodes)
-    evaluates = experiment.evaluates
-    n_workers, n_eval = config.worker_count(), min(experiment.eval.n_workers, n_eval_envs) if evaluates else 0
-    acts, in_background = not config.acts_in_workers, experiment.runner.samples_in_background
-    learns_only = in_background or from_data or not acts
+    batch_bytes = 0 if experiment.runner.learns_from_data else sum(array.nbytes for array in leaves(batch))
+    processes = _processes(experiment, str(next(agent.parameters()).device), threads, batch_bytes)
+    lines = [*resolved.notes, affinity.describe(), "processes:", *(f"  {name:<13} {does}" for name, does in processes)]
+    return "\n".join([*lines, _memory(experiment, batch_bytes, worker_bytes)])
+
+
+def _processes(experiment: Experiment, device: str, threads: int, batch_bytes: float) -> Iterator[tuple[str, str]]:
+    """Each process, and what it does."""
+    config, runner, of_torch = experiment.sampler, experiment.runner, pluralize(threads, "torch thread")
+    n_workers, acts = config.worker_count(), not config.acts_in_workers
+    learns_only = runner.samples_in_background or runner.learns_from_data or not acts
     work = "learns" if learns_only else "acts and learns" if n_workers else "steps, acts and learns"
-    lines = [*resolved.notes, affinity.describe(), "processes:"]
-    of_torch = pluralize(threads, "torch thread")
-    rows = "rows of the dataset" if from_data else f"a batch of {size(batch_bytes)}"
-    lines.append(f"  main          {work} on {device}, {of_torch}; {rows}")
+    rows = "rows of the dataset" if runner.learns_from_data else f"a batch of {size(batch_bytes)}"
+    yield "main", f"{work} on {device}, {of_torch}; {rows}"
     if experiment.n_ranks > 1:
         what = "does the same" if experiment.n_samplers > 1 else "learns from a part of each batch"
-        others = "rank 1" if experiment.n_ranks == 2 else f"ranks 1 to {experiment.n_ranks - 1}"
-        lines.append(f"  {others:<13} {what}, {of_torch}")
-    if in_background:
+        yield "rank 1" if experiment.n_ranks == 2 else f"ranks 1 to {experiment.n_ranks - 1}", f"{what}, {of_torch}"
+    if runner.samples_in_background:
         sampling = "steps and acts" if not n_workers else "acts" if acts else "waits for its workers"
-        n, slots = experiment.runner.sampler_count(), pluralize(experiment.runner.n_slots, "slot")
-        names = "sampler" if n == 1 else f"sampler 0-{n - 1}"
-        lines.append(f"  {names:<13} {sampling}; {slots} for batches{' each' if n > 1 else ''}")
-        batch_bytes *= experiment.runner.n_slots + 1
+        n, slots = runner.sampler_count(), pluralize(runner.n_slots, "slot")
+        name, each = (f"sampler 0-{n - 1}", " each") if n > 1 else ("sampler", "")
+        yield name, f"{sampling}; {slots} for batches{each}"
     for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
         does = f"{'steps' if acts else 'acts and steps'} environments {lo} to {hi - 1}"
-        if experiment.runner.evolves:
-            does = "plays whole episodes with policies of its own"
-        lines.append(f"  worker {index:<6} {does}; 1 thread")
-    if n_eval:
-        lines.append(f"  evaluation    {pluralize(n_eval, 'worker')} to step {pluralize(n_eval_envs, 'environment')}")
-    here, n_all = psutil.Process().memory_info().rss, n_workers + n_eval  # all workers are forks of the same server
-    of_batch = f"{'batches' if in_background else 'the batch'} {size(batch_bytes)}"
-    parts = [f"main {size(here)}", "without the dataset" if from_data else of_batch]
-    if n_all:
-        parts.append(f"{pluralize(n_all, 'worker')} {size(n_all * worker_bytes)}")
+        whole = "plays whole episodes with policies of its own"
+        yield f"worker {index}", f"{whole if runner.evolves else does}; 1 thread"
+    if n := _evaluation_workers(experiment):
+        of_envs = pluralize(min(experiment.eval.n_envs, experiment.eval.n_episodes), "environment")
+        yield "evaluation", f"{pluralize(n, 'worker')} to step {of_envs}"
+
+
+def _evaluation_workers(experiment: Experiment) -> int:
+    config = experiment.eval
+    return min(config.n_workers, config.n_envs, config.n_episodes) if experiment.evaluates else 0
+
+
+def _memory(experiment: Experiment, batch_bytes: float, worker_bytes: float) -> str:
+    """What the processes need, with batches and workers of so many bytes each."""
+    runner, in_background = experiment.runner, experiment.runner.samples_in_background
+    here, of_batches = psutil.Process().memory_info().rss, batch_bytes * (runner.n_slots + 1 if in_background else 1)
+    rows = f"{'batches' if in_background else 'the batch'} {size(of_batches)}"
+    parts = [f"main {size(here)}", "without the dataset" if runner.learns_from_data else rows]
+    # All workers are forks of the same server.
+    if n := experiment.sampler.worker_count() + _evaluation_workers(experiment):
+        parts.append(f"{pluralize(n, 'worker')} {size(n * worker_bytes)}")
     each = "" if experiment.n_ranks == 1 else " for each rank"
-    lines.append(f"memory: about {size(here + batch_bytes + n_all * worker_bytes)}{each}: {', '.join(parts)}")
-    return "\n".join(lines)
+    return f"memory: about {size(here + of_batches + n * worker_bytes)}{each}: {', '.join(parts)}"
