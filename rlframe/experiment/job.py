@@ -132,7 +132,8 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
             f"python -m rlframe.launch experiment={preset}, or remove these entries"
         )
     if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
-        config.pop("sync", None)  # of that run
+        for key in ("sync", "record", "record_compression", "record_transform"):  # where that run wrote to
+            config.pop(key, None)
         check_trusted(config, preset, trust, NEW_WEIGHTS)
         config.pop("log_dir", None)
     return config, (f"experiment={preset}", *_of_its_task(preset, config, keys))

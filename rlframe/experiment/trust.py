@@ -6,6 +6,7 @@ from another person, so its config may name only parts of rlframe, registered en
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
@@ -44,9 +45,9 @@ _MAX = {  # of fields that decide how much memory or how many processes a run ta
 }
 _MAX_TEXT = 10_000  # characters of an environment's arguments
 _OWN_MODULE = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
-_OWN_ENV = re.compile(r"rlframe\.envs\.debug_envs:[a-z]\w*")  # the only callables of rlframe that are environments
+_OWN_ENVS = "rlframe.envs.debug_envs"  # whose callables alone, of rlframe's, are environments
 _OWN_WRAPPER = "rlframe.envs.wrappers:ActionMaskFromInfo"
-_OWN_PLAYER = re.compile(r"rlframe\.envs\.debug_players:[a-z]\w*")
+_OWN_PLAYERS = "rlframe.envs.debug_players"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
@@ -159,7 +160,7 @@ def _is_plain(key: str, value: Any) -> bool:
     if _AGENTS.fullmatch(key):
         return all(_PATTERN.fullmatch(text) for text in _texts(value))
     if key in ("env", "eval.env"):
-        return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
+        return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _is_of(_OWN_ENVS, value))
     if key.partition(".")[0] == "env_vars":  # libraries load code by many of them
         return value == {}
     if key == "model.encoder":
@@ -175,7 +176,7 @@ def _is_plain(key: str, value: Any) -> bool:
     if key == "agents.league.members":
         return all(isinstance(text, str) for text in _texts(value))
     if key == "eval.opponents":
-        return all(name in ("", RANDOM) or _OWN_PLAYER.fullmatch(name) for name in _names(value))
+        return all(name in ("", RANDOM) or _is_of(_OWN_PLAYERS, name) for name in _names(value))
     if key == "loggers":
         return all(name in ("", *LOGGERS) for name in _names(value))
     if key in _TEXT:
@@ -192,6 +193,15 @@ def _is_plain(key: str, value: Any) -> bool:
         return False
     forms = _VALUE, _DIGITS, _SCHEDULE, _OWN_MODULE
     return all(any(form.fullmatch(text) for form in forms) for text in _texts(value))
+
+
+def _is_of(module: str, name: str) -> bool:
+    """Whether a name is module:attribute of a callable that this module of rlframe defines, not one that it imports."""
+    head, _, attribute = name.partition(":")
+    if head != module or not _NAME.fullmatch(attribute):
+        return False
+    found = getattr(importlib.import_module(module), attribute, None)
+    return callable(found) and getattr(found, "__module__", "") == module
 
 
 def _number(value: Any) -> float:

@@ -151,10 +151,14 @@ def run_tokens(directory: Path) -> list[str]:
     found = []
     for path in (directory, *attempts(directory)):
         with contextlib.suppress(ConfigError):
-            params = read_json(path / PARAMS)
-            first = [params.get(key) for key in ("started", "host", "command_line")]
-            found.append(hashlib.sha256(json.dumps(first).encode()).hexdigest()[:16])
+            found.append(token_of(read_json(path / PARAMS)))
     return found
+
+
+def token_of(params: Mapping[str, Any]) -> str:
+    """What identifies the run of a params.json."""
+    first = [params.get(key) for key in ("started", "host", "command_line")]
+    return hashlib.sha256(json.dumps(first).encode()).hexdigest()[:16]
 
 
 def starts_of(directory: Path) -> list[str]:

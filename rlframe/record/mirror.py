@@ -12,13 +12,12 @@ from typing import Any
 
 from rlframe.core.errors import RecordError
 from rlframe.core.files import MAX_BYTES, is_regular_file, parse_json, read_json
-from rlframe.record.directory import LOCK_FILE, PARAMS, RESULT
+from rlframe.record.directory import LOCK_FILE, PARAMS, RESULT, run_tokens, token_of
 from rlframe.record.rank_state import MANIFEST, env_steps_of
 from rlframe.record.remote import Remote
 
 SNAPSHOTS = "snapshot"
 MAX_MANIFEST = 1 << 26
-_IDENTITY = ("started", "host", "command_line")  # in params.json
 _STEP = re.compile(rf"{SNAPSHOTS}/(step_[\d.]+)/(.+)")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -61,15 +60,22 @@ class Mirror:
             self._prune({snapshot.name for snapshot in snapshots})
 
     def _check_owner(self) -> None:
-        """Raise RecordError if another run is there, or the same one was resumed elsewhere since."""
+        """Raise RecordError if another run is there, or the same one was resumed elsewhere since.
+
+        An earlier attempt of this run makes room: its snapshots are no longer complete.
+        """
         mine, data = read_json(self._directory / PARAMS), self._remote.read(PARAMS, MAX_BYTES)
         theirs = _object(data)
-        if data is not None and not _is_same(mine, theirs):
-            taken = any(file.endswith(f"/{MANIFEST}") for file in self._files)
-            if self._claimed or taken or not theirs:
-                raise RecordError("another run is there; give this one another sync= or log_dir=")
+        own, *attempts = run_tokens(self._directory)
+        manifests, is_own = [file for file in self._files if file.endswith(f"/{MANIFEST}")], token_of(theirs) == own
+        if token_of(theirs) in attempts:
+            for name in (*manifests, *{RESULT}.intersection(self._files)):
+                self._remote.remove(name)
+                self._forget(name)
+        elif data is not None and not is_own and (self._claimed or manifests or not theirs):
+            raise RecordError("another run is there; give this one another sync= or log_dir=")
         before, since = theirs.get("resumed", []), mine.get("resumed", [])
-        if _is_same(mine, theirs) and before != since[: len(before)]:
+        if is_own and before != since[: len(before)]:
             raise RecordError("the run there was resumed elsewhere since; only that process copies it now")
         self._claimed = True
 
@@ -178,10 +184,6 @@ def _object(data: bytes | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_same(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return all(mine.get(key) == theirs.get(key) for key in _IDENTITY)
 
 
 def _stamp(path: Path) -> Stamp:

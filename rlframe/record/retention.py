@@ -20,6 +20,7 @@ from rlframe.record.snapshot import (
     no_other_ranks,
     read_meta,
     remove_leftovers,
+    remove_link,
     remove_snapshot,
     save_snapshot,
     set_link,
@@ -188,7 +189,7 @@ class Retention:
     def _drop_others(self) -> None:
         best = link_target(self._directory / "best") if self._policy.mode == "best" else None
         if best is None:
-            (self._directory / "best").unlink(missing_ok=True)
+            remove_link(self._directory / "best")
         kept = (self._newest, best, self._in_use())
         for snapshot in list_snapshots(self._directory)[: -self._policy.keep]:
             if snapshot not in kept and env_steps_of(snapshot) not in self.awaited:
@@ -222,7 +223,7 @@ class Retention:
         if target is not None:
             set_link(self._directory / link, target)
         else:
-            (self._directory / link).unlink(missing_ok=True)
+            remove_link(self._directory / link)
 
 
 def _meta(snapshot: Path) -> dict[str, Any]:

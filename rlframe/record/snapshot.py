@@ -274,6 +274,7 @@ def params_of(snapshot: Path) -> Path:
 
 def set_link(link: Path, target: Path) -> None:
     """Atomically make the symlink `link` point to `target` in the same directory."""
+    _remove_followed(link)
     temporary = link.with_name(f".linking-{link.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
@@ -281,10 +282,26 @@ def set_link(link: Path, target: Path) -> None:
     sync(link.parent)
 
 
+def remove_link(link: Path) -> None:
+    """Make `link` point to nothing."""
+    _remove_followed(link)
+    link.unlink(missing_ok=True)
+
+
+def _remove_followed(link: Path) -> None:
+    """Delete the snapshot in the place of a link, which is there once a copy followed links."""
+    if (link / MANIFEST).is_file() and not link.is_symlink():
+        remove_snapshot(link)
+
+
 def link_target(link: Path) -> Path | None:
-    """The snapshot that `link` points to; None if there is none in the same directory."""
-    target = link.parent / os.readlink(link) if link.is_symlink() else link
-    return target if target in list_snapshots(link.parent) else None
+    """The snapshot that `link` points to, or is a copy of; None if there is none in the same directory."""
+    found, copied = list_snapshots(link.parent), link / MANIFEST
+    if link.is_symlink():
+        target = link.parent / os.readlink(link)
+        return target if target in found else None
+    own = copied.read_bytes() if copied.is_file() else None
+    return next((each for each in found if own and (each / MANIFEST).read_bytes() == own), None)
 
 
 def remove_snapshot(snapshot: Path) -> None:

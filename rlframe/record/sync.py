@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError, Interrupted, describe, printable, shortened
+from rlframe.core.errors import ConfigError, Interrupted, RecordError, describe, printable, shortened
 from rlframe.core.files import read_json
 from rlframe.record.directory import PARAMS
 from rlframe.record.mirror import SNAPSHOTS, Mirror
@@ -64,6 +64,7 @@ class Sync(BaseSync):
         self._problem = ""  # why the last attempt failed
         self._n_in_row = 0  # failures since the last success
         self._generation = 0  # of the thread that works; others are abandoned
+        self._is_refused = False  # by what is there
         self._busy, self._complete = False, False
         self._beat_s = time.monotonic()  # the last progress
         self._thread = self._new_thread()
@@ -103,6 +104,7 @@ class Sync(BaseSync):
                 if generation != self._generation:
                     return
                 mirror, self._busy = None, False
+                self._is_refused = isinstance(error, RecordError)
                 self._fail(describe(error))
                 self._requested.set()
                 self._closing.wait(min(_MAX_RETRY_S, _RETRY_S * 2 ** min(self._n_in_row - 1, 20)))
@@ -121,7 +123,7 @@ class Sync(BaseSync):
             finally:
                 self._in_use = None
         self._copied = snapshots[-1].name if snapshots else ""
-        self._busy, self._complete = False, closing
+        self._busy, self._complete, self._is_refused = False, closing, False
         if self._n_in_row:
             _logger.info("sync: %s has the run again", printable(self.place))
         self._n_in_row = 0
@@ -162,7 +164,8 @@ class Sync(BaseSync):
     def _warn_incomplete(self, waited_s: float) -> None:
         reason = self._problem if self._n_in_row else f"the copy was not complete after {waited_s:.0f} s"
         has = f"the run up to {self._copied}" if self._copied else "no snapshot of this process"
-        text = f"sync: {shortened(self.place)} has {has}, not its end: {reason}; resume={self._directory} copies it"
+        remedy = "" if self._is_refused else f"; resume={self._directory} copies it"
+        text = f"sync: {shortened(self.place)} has {has}, not its end: {reason}{remedy}"
         _logger.warning("%s", printable(text))
 
 

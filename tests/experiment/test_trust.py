@@ -33,6 +33,8 @@ EVIL: list[dict[str, Any]] = [
     {"env.wrappers": ["rlframe.envs.wrappers:find_attribute"]},
     {"env.wrappers": "[rlframe.envs.wrappers:ActionMaskFromInfo,os:system]"},
     {"env": "rlframe.core.parts:find_module", "env_kwargs.name": "evil.evil"},
+    {"env": "rlframe.envs.debug_envs:partial", "env_kwargs.func": "x"},
+    {"eval.env": "rlframe.envs.debug_envs:nearest"},
     {"env_kwargs": {"xml_file": "/tmp/evil.xml"}},
     {"env_kwargs": {"xml_file": "./evil.xml"}},
     {"env_kwargs.env_id": "evil:CartPole-v1"},
@@ -199,13 +201,15 @@ def test_control_characters_in_logs_and_configs_do_not_reach_the_terminal(
 def test_a_config_that_is_launched_again_does_not_choose_the_directory(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewrite(run, log_dir=str(run.parent / "theirs"))
+    theirs = run.parent / "their_data"
+    rewrite(run, log_dir=str(run.parent / "theirs"), record=str(theirs), record_compression="zstd")
     mine = run.parent / "mine"
     mine.mkdir()
     monkeypatch.chdir(mine)
     monkeypatch.setattr("pyprojroot.here", lambda: mine)
     assert launch.main([f"experiment={run}/params.json"]) == 0
     assert not (run.parent / "theirs").exists()
+    assert not theirs.exists()
     assert list(mine.glob("data/local/*/*/*/run_0/params.json"))
 
 

@@ -1,6 +1,7 @@
 """What each snapshot mode writes and keeps."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
 from rlframe.record.retention import Retention, SnapshotPolicy
-from rlframe.record.snapshot import load_snapshot
+from rlframe.record.snapshot import link_target, load_snapshot
 
 
 def offered(retention: Retention, env_steps: int, score: float = math.nan, final: bool = False) -> bool:
@@ -102,6 +103,23 @@ def test_mode_last_after_mode_best_leaves_no_dangling_link(tmp_path: Path) -> No
     offered(Retention(tmp_path, SnapshotPolicy("best", keep=1)), 10, 5.0)
     offered(Retention(tmp_path, SnapshotPolicy("last", keep=1)), 20, 4.0)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["last", "step_000000000020"]
+
+
+def test_a_run_copied_with_links_followed_goes_on_and_has_its_best(tmp_path: Path) -> None:
+    before = Retention(tmp_path / "run", SnapshotPolicy("best", keep=1))
+    offered(before, 10, 5.0)
+    offered(before, 20, 4.0)
+    copy = Path(shutil.copytree(tmp_path / "run", tmp_path / "copy"))
+    assert not (copy / "last").is_symlink()
+    assert link_target(copy / "best") == copy / "step_000000000010"
+    after = Retention(copy, SnapshotPolicy("best", keep=1))
+    offered(after, 30, 4.0)
+    assert (kept(copy), target(copy, "last"), link_target(copy / "best")) == ([10, 30], 30, copy / "step_000000000010")
+    offered(after, 40, 6.0)
+    assert (kept(copy), target(copy, "last"), target(copy, "best")) == ([40], 40, 40)
+    earlier = Path(shutil.copytree(copy, tmp_path / "earlier"))
+    Retention(earlier, SnapshotPolicy("best", keep=1)).truncate_after(5)
+    assert not [path for path in earlier.iterdir() if path.name in ("last", "best")]
 
 
 def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> None:
