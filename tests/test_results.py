@@ -123,8 +123,10 @@ def test_a_table_has_what_its_header_asks_and_keeps_what_is_written_by_hand(tabl
         "| QMIX `multi_agent/qmix_two_step` | 10 | 8.00 [8.00, 8.00] "
         "| 8 on 10 of 10 seeds, at 1k to 2k env_steps, of 5k |"
     )
-    stopped = tables.refresh("| what | each seed at the end | mean at the end |\n|-|\n| `classic/ddpg_pendulum` | | |")
-    assert stopped.splitlines()[2] == "| `classic/ddpg_pendulum` | -158, -154, -157 | -156 [-158, -154] ‡ |"
+    stopped = tables.refresh(
+        "| what | each seed at the end | mean at the end |\n|-|\n| `classic/ddpg_pendulum_ou` | | |"
+    )
+    assert stopped.splitlines()[2] == "| `classic/ddpg_pendulum_ou` | -158, -155, -160 | -158 [-160, -155] ‡ |"
     for row, message in (("| PPO |", "names no preset"), ("| `a/b` |", "a/b is neither a preset nor a file")):
         with pytest.raises(SystemExit, match=message):
             tables.refresh(f"| what |\n|-|\n{row}")
