@@ -86,7 +86,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "replay/rows": "valid rows in replay",
         "replay/restarts": "actors of replay=ray replaced since the start, whose rows were lost (actors)",
         "replay/dropped_updates": "updates due by algo.replay_ratio, skipped as sampling was faster (updates)",
-        "record/refused": "disk errors so far while writing snapshots or log rows; the rows were written later",
+        "record/disk_errors": "disk errors so far while writing snapshots or log rows; the rows were written later",
         "record/not_sent": "failed attempts to send rows to trackers since the start; the next attempt sends them",
         "record/not_copied": "failed attempts to copy the run by sync= since the start; the next attempt copies it",
         "async/staleness_mean": "updates between publishing the parameters that sampled a batch and its receipt, "
@@ -119,7 +119,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/bonus_mean": "mean exploration bonus of a step, as it is added to the reward (docs/guides/curiosity.md)",
         "algo/bonus_deviation": "standard deviation of its discounted sum, by which the bonus is divided",
         "algo/bonus_loss": "loss of the bonus's networks",
-        "algo/refused": "updates skipped so far because a loss or gradient was NaN or Inf (updates)",
+        "algo/skipped": "updates skipped so far because a loss or gradient was NaN or Inf (updates)",
         "algo/learning_rate": "current learning rate of the optimizer",
     }
 )

@@ -223,7 +223,7 @@ class Run(_DirectoryRun):
         for name, value in row.items():
             plain.setdefault(name, value if isinstance(value, int) else float(value))
         if self._n_failed:
-            plain["record/refused"] = self._n_failed
+            plain["record/disk_errors"] = self._n_failed
         if n_failed := sum(logger.n_failed for logger in self._loggers):
             plain["record/not_sent"] = n_failed
         if self._sync.n_failed:

@@ -221,7 +221,7 @@ class Learners(dict[str, Learner]):
         for learner in self.values():
             skipped = learner.algo.progress.skipped
             own = {**learner.algo.counters(), **learner.rewards.counters()}
-            found |= learner.named({**own, **({"algo/refused": skipped} if skipped else {})})
+            found |= learner.named({**own, **({"algo/skipped": skipped} if skipped else {})})
         return found
 
     def lost(self) -> list[str]:

@@ -112,7 +112,7 @@ with logger_context(disk, snapshot_errors="continue", snapshot_keep=1) as run:
     assert run.snapshot(state(81), 81) is not None
 columns, rows = read_csv(run.directory / "progress.csv")
 assert [int(row["env_steps"]) for row in rows] == list(range(1, 82))
-assert int(rows[-1]["record/refused"]) > 78, rows[-1]
+assert int(rows[-1]["record/disk_errors"]) > 78, rows[-1]
 assert names(run.directory / "snapshot") == ["last", "step_000000000081"]
 assert load_newest(run.directory)[1]["n"] == 81
 assert not [name for name in names(run.directory) if name.startswith(".")]
