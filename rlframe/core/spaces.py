@@ -257,6 +257,8 @@ def unbatch(space: Space) -> Callable[[Tree], list[Any]]:
             return lambda action: list(zip(*[split(a) for split, a in zip(each, action, strict=True)], strict=True))
         case spaces.Discrete():
             return lambda action: action.tolist()
+        case spaces.Box(shape=()):  # whose rows NumPy gives as numbers
+            return lambda action: [np.asarray(row) for row in action]
         case _:
             return list
 

@@ -137,6 +137,11 @@ class TestUnbatch:
         assert actions == [0, 2]
         assert type(actions[0]) is int
 
+    def test_a_box_without_axes_becomes_arrays(self) -> None:
+        (action,) = unbatch(spaces.Box(-1, 1, ()))(np.array([0.5], np.float32))
+        assert isinstance(action, np.ndarray)
+        assert (action.shape, action.dtype) == ((), np.float32)
+
     def test_every_row_of_a_random_batch_is_in_the_space(self) -> None:
         batch = action_decoder(ACTION)(random_action(ACTION, np.random.default_rng(0), 20))
         actions = unbatch(ACTION)(batch)
