@@ -142,6 +142,14 @@ def _operation() -> Callable[..., Tensor]:
     def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x.new_empty(len(x), len(weight))
 
+    @onednn_linear.register_vmap
+    def _(info: Any, dims: tuple[int | None, ...], *tensors: Tensor | None) -> tuple[Tensor, int]:
+        each = [
+            [x] * info.batch_size if x is None or dim is None else x.unbind(dim)
+            for x, dim in zip(tensors, dims, strict=True)
+        ]
+        return torch.stack([onednn_linear(*own) for own in zip(*each, strict=True)]), 0
+
     return onednn_linear
 
 

@@ -154,8 +154,13 @@ class _Mapped:
         for place, tensors in zip(self._given, zip(*self._newest, strict=True), strict=True):
             torch.stack(tensors, out=place)
         with torch.no_grad(), flushing_for(self._steps):
-            found = self._run(*self._given, *self._state)
+            found = [self._kept(x) for x in self._run(*self._given, *self._state)]
         return [*zip(*(x.unbind() for x in found), strict=True)] or [()] * len(brought)
+
+    def _kept(self, result: Tensor) -> Tensor:
+        """A result; a copy of what is an input, or a view of it, which the next call overwrites."""
+        is_given = any(result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in self._given)
+        return result.clone() if is_given else result
 
 
 def mapped_graph(graph: Any, examples: Sequence[Tensor]) -> Any:
