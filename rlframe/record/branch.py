@@ -16,15 +16,7 @@ from rlframe.core.errors import SnapshotError
 from rlframe.core.files import disk_error, read_json, replace_file, sync
 from rlframe.record.directory import DirectoryLock
 from rlframe.record.rank_state import env_steps_of, list_snapshots
-from rlframe.record.snapshot import (
-    check_inside,
-    link_target,
-    read_meta,
-    remove_leftovers,
-    remove_link,
-    remove_snapshot,
-    set_link,
-)
+from rlframe.record.snapshot import check_inside, link_target, read_meta, remove_leftovers, remove_snapshot, set_link
 
 _PARAMS, _CHANGES = "params.json", "changes"
 _OF_PLACE = ("log_dir", "run_ID", "name")  # settings that a run keeps
@@ -92,7 +84,7 @@ def copy_newest_snapshot(donor: Path, run: Path) -> Path:
         sync(directory)
         set_link(directory / "last", target)
         if link_target(directory / "best") is None:
-            remove_link(directory / "best")
+            (directory / "best").unlink(missing_ok=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise disk_error(f"a copy of {source}", directory, error) from error

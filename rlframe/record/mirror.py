@@ -12,7 +12,7 @@ from typing import Any
 
 from rlframe.core.errors import RecordError
 from rlframe.core.files import MAX_BYTES, is_regular_file, parse_json, read_json
-from rlframe.record.directory import LOCK_FILE, PARAMS, RESULT, run_tokens, token_of
+from rlframe.record.directory import LOCK_FILE, PARAMS, RESULT, attempts, token_of
 from rlframe.record.rank_state import MANIFEST, env_steps_of
 from rlframe.record.remote import Remote
 
@@ -62,14 +62,15 @@ class Mirror:
     def _check_owner(self) -> None:
         """Raise RecordError if another run is there, or the same one was resumed elsewhere since.
 
-        An earlier attempt of this run makes room: its snapshots are no longer complete.
+        An earlier attempt of this run makes room: its logs are removed, and no snapshot of it is complete.
         """
         mine, data = read_json(self._directory / PARAMS), self._remote.read(PARAMS, MAX_BYTES)
         theirs = _object(data)
-        own, *attempts = run_tokens(self._directory)
-        manifests, is_own = [file for file in self._files if file.endswith(f"/{MANIFEST}")], token_of(theirs) == own
-        if token_of(theirs) in attempts:
-            for name in (*manifests, *{RESULT}.intersection(self._files)):
+        is_own = token_of(theirs) == token_of(mine)
+        manifests = [file for file in self._files if file.endswith(f"/{MANIFEST}")]
+        if not is_own and self._is_attempt(theirs):
+            logs = [file for file in self._files if not file.startswith(f"{SNAPSHOTS}/")]
+            for name in sorted([*manifests, *logs], key=lambda each: each == PARAMS):  # which says whose the rest is
                 self._remote.remove(name)
                 self._forget(name)
         elif data is not None and not is_own and (self._claimed or manifests or not theirs):
@@ -78,6 +79,11 @@ class Mirror:
         if is_own and before != since[: len(before)]:
             raise RecordError("the run there was resumed elsewhere since; only that process copies it now")
         self._claimed = True
+
+    def _is_attempt(self, theirs: Mapping[str, Any]) -> bool:
+        """Whether that is an attempt of this run which was moved aside, and was not resumed elsewhere since."""
+        here = [each / PARAMS for each in attempts(self._directory) if (each / PARAMS).is_file()]
+        return any(read_json(each) == theirs for each in here)
 
     def _has_arrays(self, snapshot: Path) -> bool:
         """Whether all files of a snapshot but the manifest are there, of which a manifest there has the hashes.

@@ -17,10 +17,10 @@ from rlframe.record.snapshot import (
     OtherRanks,
     check_inside,
     link_target,
+    mend_links,
     no_other_ranks,
     read_meta,
     remove_leftovers,
-    remove_link,
     remove_snapshot,
     save_snapshot,
     set_link,
@@ -104,6 +104,7 @@ class Retention:
 
     def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = nothing_in_use) -> None:
         check_inside(directory)
+        mend_links(directory)
         self._directory, self._policy, self._in_use = directory, policy, in_use
         self.awaited: Collection[int] = ()  # env_steps of snapshots that are kept, as their scores come later
         self._find_state()
@@ -189,7 +190,7 @@ class Retention:
     def _drop_others(self) -> None:
         best = link_target(self._directory / "best") if self._policy.mode == "best" else None
         if best is None:
-            remove_link(self._directory / "best")
+            (self._directory / "best").unlink(missing_ok=True)
         kept = (self._newest, best, self._in_use())
         for snapshot in list_snapshots(self._directory)[: -self._policy.keep]:
             if snapshot not in kept and env_steps_of(snapshot) not in self.awaited:
@@ -223,7 +224,7 @@ class Retention:
         if target is not None:
             set_link(self._directory / link, target)
         else:
-            remove_link(self._directory / link)
+            (self._directory / link).unlink(missing_ok=True)
 
 
 def _meta(snapshot: Path) -> dict[str, Any]:

@@ -274,7 +274,6 @@ def params_of(snapshot: Path) -> Path:
 
 def set_link(link: Path, target: Path) -> None:
     """Atomically make the symlink `link` point to `target` in the same directory."""
-    _remove_followed(link)
     temporary = link.with_name(f".linking-{link.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
@@ -282,16 +281,20 @@ def set_link(link: Path, target: Path) -> None:
     sync(link.parent)
 
 
-def remove_link(link: Path) -> None:
-    """Make `link` point to nothing."""
-    _remove_followed(link)
-    link.unlink(missing_ok=True)
+def mend_links(directory: Path) -> None:
+    """Make `last` and `best` links again where a copy of the run followed them.
 
-
-def _remove_followed(link: Path) -> None:
-    """Delete the snapshot in the place of a link, which is there once a copy followed links."""
-    if (link / MANIFEST).is_file() and not link.is_symlink():
-        remove_snapshot(link)
+    A snapshot that is there alone gets its own name.
+    """
+    for link in (directory / "last", directory / "best"):
+        if link.is_symlink() or not (link / MANIFEST).is_file():
+            continue
+        target = link_target(link)
+        hidden = link.with_name(f".removing-{link.name}")
+        place = hidden if target else unused_path(directory / f"step_{step_of(read_meta(link)):012d}", ".")
+        link.rename(place)
+        set_link(link, target or place)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def link_target(link: Path) -> Path | None:

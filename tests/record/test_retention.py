@@ -117,9 +117,10 @@ def test_a_run_copied_with_links_followed_goes_on_and_has_its_best(tmp_path: Pat
     assert (kept(copy), target(copy, "last"), link_target(copy / "best")) == ([10, 30], 30, copy / "step_000000000010")
     offered(after, 40, 6.0)
     assert (kept(copy), target(copy, "last"), target(copy, "best")) == ([40], 40, 40)
-    earlier = Path(shutil.copytree(copy, tmp_path / "earlier"))
-    Retention(earlier, SnapshotPolicy("best", keep=1)).truncate_after(5)
-    assert not [path for path in earlier.iterdir() if path.name in ("last", "best")]
+    alone = Path(shutil.copytree(tmp_path / "run", tmp_path / "alone"))  # while the run replaced its best one
+    shutil.rmtree(alone / "step_000000000010")
+    offered(Retention(alone, SnapshotPolicy("best", keep=1)), 30, 4.5)
+    assert (kept(alone), target(alone, "last"), target(alone, "best")) == ([10, 30], 30, 10)
 
 
 def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> None:

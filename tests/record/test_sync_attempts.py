@@ -3,11 +3,30 @@
 import json
 from pathlib import Path
 
-from rlframe.record.directory import write_params
+import pytest
+
+from rlframe.core.errors import RecordError
+from rlframe.record.directory import add_resumed, resumed_session, write_params
 from rlframe.record.snapshot import list_snapshots, save_snapshot
+from tests.record.filesystems import Store
 from tests.record.test_sync import _working, connect, copy, fetched, newest, put, stages, state
 
 __all__ = ["_working", "stages"]  # fixtures
+
+
+def test_an_attempt_that_goes_on_elsewhere_keeps_its_copy(stages: list[Path], tmp_path: Path) -> None:
+    run = put(stages[0], tmp_path / "run_0")
+    copy(run, "store")
+    elsewhere = put(stages[2], tmp_path / "elsewhere")
+    add_resumed(elsewhere / "params.json", resumed_session(elsewhere / "params.json", {})[0], {})
+    copy(elsewhere, "store")
+    before = dict(Store.content)
+    run.rename(tmp_path / ".run_0.1")
+    run.mkdir()
+    write_params(run / "params.json", {"algo": "a2c"})
+    with pytest.raises(RecordError, match="another run is there"):
+        copy(run, "store")
+    assert Store.content == before
 
 
 def test_a_new_try_takes_the_place_of_an_attempt_that_failed(stages: list[Path], tmp_path: Path) -> None:
@@ -19,8 +38,9 @@ def test_a_new_try_takes_the_place_of_an_attempt_that_failed(stages: list[Path],
     write_params(run / "params.json", {"algo": "a2c"})
     copy(run, "store")
     there = connect("store").files()
-    assert "result.json" not in there
+    assert [name for name in there if not name.startswith("snapshot/")] == ["params.json"]
     assert not [name for name in there if name.endswith("manifest.json")]
+    (run / "progress.csv").write_text("env_steps\n10\n")
     save_snapshot(run / "snapshot", state(10), {"env_steps": 10, "score": None})
     copy(run, "store")
     found = fetched("store", tmp_path / "there")
