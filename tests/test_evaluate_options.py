@@ -62,11 +62,14 @@ def lengths(text: str) -> list[int]:
 
 def test_another_environment_gets_no_arguments_of_the_one_that_was_trained_on(tmp_path, capsys, caplog):
     words = [f"log_dir={tmp_path}", *SMALL, "env=MountainCar-v0", "env_kwargs.goal_velocity=0.05"]
+    words += ["eval.env_kwargs.goal_velocity=0.01"]
     assert launch.main(words) == 0
     run, other = tmp_path / "run_0", "env=tests.test_evaluate_options:hill"
-    said = "env_kwargs.goal_velocity of MountainCar-v0 left out"
+    said = "env_kwargs.goal_velocity of MountainCar-v0 left out, as the environment is tests.test_evaluate_options:hill"
     assert main([str(run), *FEW, other, "env_kwargs.height=2", "trust=true"]) == 0
     assert said in caplog.text
+    assert f"eval.{said}" in caplog.text
+    assert main([str(run), *FEW, other.replace("env", "eval.env"), "trust=true"]) == 0
     assert main([str(run), *FEW, other, "env_kwargs.goal_velocity=0", "trust=true"]) != 0
     assert "has no argument env_kwargs.goal_velocity" in capsys.readouterr().err
     caplog.clear()

@@ -334,7 +334,7 @@ def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
         )
     if not ratio.updates_until(n_steps):
         rows = ratio.batch_size
-        most = n_steps - (every := math.ceil(rows / c.replay_ratio))
+        most = n_steps - (every := math.ceil(min(rows / c.replay_ratio, 1e18)))
         fewer = "raise algo.replay_ratio, or learn from fewer rows in an update"
         remedy = f"use algo.learning_starts={most} or less" if most >= 0 else fewer
         raise ConfigError(

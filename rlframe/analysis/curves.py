@@ -67,8 +67,8 @@ class LearningCurve:
 def read_run(directory: Path) -> RunData:
     """Read a run's progress.csv and config; incomplete lines are skipped.
 
-    The config is that of the last resume, but for keys that say when a run ends. An evaluation that came late has the
-    clocks of its env_steps.
+    The config is `as_trained`, but for what rounds otherwise or says when a start ends. An evaluation that came late
+    has the clocks of its env_steps.
     """
     rows = iter_csv(directory / "progress.csv")
     names, numbers = next(rows, []), array("d")
@@ -79,7 +79,7 @@ def read_run(directory: Path) -> RunData:
     config: dict[str, Any] = {}
     with suppress(ConfigError):
         own, *changes = configs_of(read_json(directory / "params.json"))
-        config = own | {k: v for changed in changes for k, v in changed.items() if k not in (*ALIKE, N_STEPS)}
+        config = as_trained([own, *({k: v for k, v in each.items() if k not in ALIKE} for each in changes)])
     return RunData(directory, _with_clocks(columns), config)
 
 
@@ -103,11 +103,13 @@ def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
 def as_trained(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The config of a run, with what resumes changed.
 
-    A run that was made longer, and has schedules of parts of its length, has both lengths: they went anew.
+    A run that was made longer, and has or had schedules of parts of its length, has both lengths: they went anew.
     """
     found = {key: value for each in configs for key, value in each.items()}
-    lengths = [str(each[N_STEPS]) for each in configs if N_STEPS in each]
-    if lengths[1:] and any(map(_is_of_length, found.values())):
+    # What a resume changed is in relation to the first config: without it, that length holds again.
+    own = [str(each.get(N_STEPS, configs[0].get(N_STEPS, ""))) for each in configs]
+    lengths = [length for length, before in zip(own, ["", *own], strict=False) if length != before]
+    if lengths[1:] and any(_is_of_length(value) for each in configs for value in each.values()):
         found[N_STEPS] = ", then ".join(lengths)
     return found
 

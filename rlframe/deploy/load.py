@@ -88,13 +88,17 @@ def load_trained(
 
 
 def _without_other_kwargs(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the arguments of its environment, where another one is given."""
-    name, kwargs = config.get("env", ""), config.get("env_kwargs") or {}
-    if not kwargs or "env" not in given or env_name(given["env"]) == env_name(name):
-        return config
-    keys = ", ".join(f"env_kwargs.{key}" for key in kwargs)
-    _logger.warning(f"{keys} of {env_name(name)} left out, as env={env_name(given['env'])}")
-    return {**config, "env_kwargs": {}}
+    """The config without the arguments of its environments, where others are given; env= is for evaluation too."""
+    env, of_eval = config.get("env", ""), config.get("eval.env") or config.get("env", "")
+    given_env = given.get("env", env)
+    given_eval = given.get("eval.env") or (given_env if "env" in given else of_eval)
+    found = {**config, "eval.env": ""} if "env" in given else config
+    for key, before, now in (("env_kwargs", env, given_env), ("eval.env_kwargs", of_eval, given_eval)):
+        if config.get(key) and env_name(now) != env_name(before):
+            keys = ", ".join(f"{key}.{name}" for name in config[key])
+            _logger.warning(f"{keys} of {env_name(before)} left out, as the environment is {env_name(now)}")
+            found = {**found, key: {}}
+    return found
 
 
 def _weights(path: Path, policies: Sequence[str]) -> tuple[Path, Any, dict[str, Any]]:

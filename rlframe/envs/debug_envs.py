@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -348,4 +347,8 @@ def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.En
 # Used as ids, for example env=rlframe.envs.debug_envs:identity
 identity, memory, time_limit, delayed_reward, faulty = Identity, MemoryTask, TimeLimit, DelayedReward, Faulty
 masked, corridor = Masked, Corridor
-discrete_start = partial(Identity, "discrete_start")
+
+
+def discrete_start(**kwargs: Any) -> Identity:
+    """`Identity` whose actions begin at 5."""
+    return Identity("discrete_start", **kwargs)

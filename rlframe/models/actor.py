@@ -18,7 +18,7 @@ from rlframe.models import numpy_inference
 from rlframe.models.base import OF_ACTORS, CriticConfig, Model, ModelConfig, with_modes
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.network import Body, Network, batch_statistics
-from rlframe.models.normalize import ObservationNorm
+from rlframe.models.normalize import normalization_of
 from rlframe.models.residual import make_body
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
@@ -32,7 +32,7 @@ class ActorModel(Model, ABC):
         """`action_space`: parameters are logits of Discrete actions, which a mask in the observation may forbid."""
         super().__init__()
         self.masked = bool(masks := mask_entries(observation_space, action_space))
-        self.norm = ObservationNorm(observation_space, unchanged=masks) if config.normalize_observation else None
+        self.norm = normalization_of(observation_space, config.normalize_observation, masks)
         self.view = View(observation_space, *masks, PRIVILEGED)
 
     def normalized(self, observation: Tree) -> Tree:

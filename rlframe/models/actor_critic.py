@@ -19,7 +19,7 @@ from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
 from rlframe.models.encoders import Vector, feature_size, has_images, make_encoder
 from rlframe.models.heads import policy_head, value_head
 from rlframe.models.memory import Memory, Transformer
-from rlframe.models.normalize import ObservationNorm
+from rlframe.models.normalize import normalization_of
 from rlframe.models.views import ActionOutputs, View, has_privileged, special_entries
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
@@ -99,7 +99,7 @@ class ActorCritic(PolicyModel):
         super().__init__()
         self.uses_previous = config.feed_back or config.memory != "none"
         special = special_entries(observation_space, action_space, config)
-        self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
+        self.norm = normalization_of(observation_space, config.normalize_observation, special)
         seen, view = View(observation_space, *special, PRIVILEGED), View(observation_space, *special)
         self.actor = Trunk(seen, action_space, config)
         shared = has_images(seen.space) if config.shared == "auto" else config.shared

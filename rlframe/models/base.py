@@ -50,14 +50,18 @@ def with_modes(network: Module) -> Module:
 
 
 def _warn_of_unregistered(network: nn.Module) -> None:
-    """Networks and parameters in plain lists and dicts are unknown to torch."""
-    known = {id(each) for each in (*network.modules(), *network.parameters(), *network.buffers())}
+    """Parameters that learn, in plain lists and dicts, are unknown to torch."""
+    known = {id(each) for each in network.parameters()}
     for part in network.modules():
         for name, value in vars(part).items():
-            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            own = [x for x in inside if isinstance(x, nn.Module | nn.Parameter) and id(x) not in known]
-            if own and not name.startswith("_"):
-                kind = "Module" if isinstance(own[0], nn.Module) else "Parameter"
+            inside = [*value.values()] if isinstance(value, dict) else value
+            if name.startswith("_") or not isinstance(inside, list | tuple) or not inside:
+                continue
+            if not isinstance(inside[0], nn.Module | nn.Parameter):  # of one kind, as lists are
+                continue
+            own = [p for x in inside for p in (x.parameters() if isinstance(x, nn.Module) else (x,))]
+            if any(p.requires_grad and id(p) not in known for p in own):
+                kind = "Module" if isinstance(inside[0], nn.Module) else "Parameter"
                 where, remedy = f"{type(part).__name__}.{name}", "Dict" if isinstance(value, dict) else "List"
                 warn_once(f"what {where} holds is neither learned nor saved; make it an nn.{kind}{remedy}")
 

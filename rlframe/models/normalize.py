@@ -8,6 +8,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from rlframe.core.errors import warn_once
 from rlframe.core.ranks import current_ranks
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -97,3 +98,13 @@ class ObservationNorm(nn.Module):
         for part, x in zip(self.by_leaf, leaves(observation), strict=True):
             if isinstance(part, RunningNorm):
                 part.update(x)
+
+
+def normalization_of(space: Space, normalizes: bool, unchanged: Sequence[str]) -> ObservationNorm | None:
+    """What `model.normalize_observation` asks for, with a warning where no part of an observation is a float vector."""
+    if not normalizes:
+        return None
+    norm = ObservationNorm(space, unchanged=unchanged)
+    if not any(isinstance(part, RunningNorm) for part in norm.by_leaf):
+        warn_once("model.normalize_observation=true does nothing: no part of an observation is a vector of floats")
+    return norm

@@ -26,7 +26,7 @@ from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import convolves
 from rlframe.models.network import ACTIVATIONS, Network, Norm
-from rlframe.models.normalize import ObservationNorm
+from rlframe.models.normalize import normalization_of
 from rlframe.models.views import ActionOutputs, View, special_entries
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
@@ -156,7 +156,7 @@ class QNetwork(QModel):
         if dueling and config.action_embedding:
             raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
         view = View(observation_space, *special, PRIVILEGED)
-        self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
+        self.norm = normalization_of(observation_space, config.normalize_observation, special)
         name = "image_hidden" if convolves(view.space, config) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
         hidden = widths[-1:] if dueling or noisy or n_cosines else ()

@@ -364,7 +364,7 @@ def copied(state: Any) -> Any:
     return state
 
 
-@pytest.mark.parametrize("word", ["algo.batch_size=1e9", "algo.learning_starts=1e9", "algo.replay_ratio=1e-18"])
+@pytest.mark.parametrize("word", ["algo.batch_size=1e9", "algo.learning_starts=1e9", "algo.replay_ratio=1e-320"])
 def test_a_run_without_one_update_is_refused_before_it_starts(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

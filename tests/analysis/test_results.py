@@ -191,7 +191,8 @@ def test_a_run_that_schedules_went_over_twice_is_not_one_of_its_full_length(rate
     full = run_dir(tmp_path / "full", 0, (1.0, 2.0), **settings)
     longer = [run_dir(tmp_path / f"run_{i}", i, (1.0, 2.0), **settings | {"runner.n_steps": 1000}) for i in (1, 2)]
     for run in longer:
-        params = json.loads((run / "params.json").read_text()) | {"resumed": [{"changed": {"runner.n_steps": 3000}}]}
+        params = json.loads((run / "params.json").read_text()) | {"resumed": []}
+        params["resumed"] = [{"changed": {"runner.n_steps": 3000}}] * int(run.name[-1])  # the second was killed once
         (run / "params.json").write_text(json.dumps(params))
     assert add_runs(longer, tmp_path / "longer.csv", (), "", False).rows
     if "5000" in rate:  # whatever the length

@@ -33,7 +33,7 @@ EVIL: list[dict[str, Any]] = [
     {"env.wrappers": ["rlframe.envs.wrappers:find_attribute"]},
     {"env.wrappers": "[rlframe.envs.wrappers:ActionMaskFromInfo,os:system]"},
     {"env": "rlframe.core.parts:find_module", "env_kwargs.name": "evil.evil"},
-    {"env": "rlframe.envs.debug_envs:partial", "env_kwargs.func": "x"},
+    {"env": "rlframe.envs.debug_envs:action_parts"},
     {"eval.env": "rlframe.envs.debug_envs:nearest"},
     {"env_kwargs": {"xml_file": "/tmp/evil.xml"}},
     {"env_kwargs": {"xml_file": "./evil.xml"}},

@@ -283,6 +283,8 @@ class Unregistered(Mine):
         super().__init__(space)
         self.hidden = [nn.Linear(2, 2)]
         self.again = [self.linear]  # learned and saved by another name
+        self.activations = {"relu": nn.ReLU()}
+        self.teacher = [nn.Linear(2, 2).requires_grad_(False)]
 
 
 def test_layers_in_a_plain_list_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:

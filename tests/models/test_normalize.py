@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from rlframe.core.errors import warn_once
 from rlframe.core.struct import map_tree
-from rlframe.models.normalize import ObservationNorm, RunningNorm
+from rlframe.models.normalize import ObservationNorm, RunningNorm, normalization_of
 
 FLOATS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -93,6 +95,14 @@ def test_float_vectors_of_any_rank_are_normalised_and_nothing_else() -> None:
         torch.testing.assert_close(x.mean((0, 1)), torch.zeros(x.shape[2:]), rtol=0, atol=1e-5)
     for key in ("camera", "float_camera", "class"):
         assert scaled[key] is rows[key]
+
+
+@pytest.mark.parametrize(("dtype", "says"), [(np.int64, 1), (np.float32, 0)])
+def test_where_nothing_is_normalised_it_is_told(dtype: Any, says: int, caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    assert normalization_of(spaces.Box(-9, 9, (3,), dtype), True, ()) is not None
+    assert len(caplog.records) == says
+    assert normalization_of(spaces.Box(-9, 9, (3,), dtype), False, ()) is None
 
 
 def test_only_update_changes_the_statistics() -> None:
