@@ -289,22 +289,24 @@ def mend_links(directory: Path) -> None:
     for link in (directory / "last", directory / "best"):
         if link.is_symlink() or not (link / MANIFEST).is_file():
             continue
-        target = link_target(link)
-        hidden = link.with_name(f".removing-{link.name}")
-        place = hidden if target else unused_path(directory / f"step_{step_of(read_meta(link)):012d}", ".")
-        link.rename(place)
-        set_link(link, target or place)
+        target, hidden = link_target(link) or link, link.with_name(f".removing-{link.name}")
+        if target == link:
+            target = unused_path(directory / f"step_{step_of(read_meta(link)):012d}", ".")
+        link.rename(hidden if target.exists() else target)
+        set_link(link, target)
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 def link_target(link: Path) -> Path | None:
-    """The snapshot that `link` points to, or is a copy of; None if there is none in the same directory."""
-    found, copied = list_snapshots(link.parent), link / MANIFEST
+    """The snapshot that `link` points to, or is a copy of, or is; None if there is none in the same directory."""
+    found = list_snapshots(link.parent)
     if link.is_symlink():
         target = link.parent / os.readlink(link)
         return target if target in found else None
-    own = copied.read_bytes() if copied.is_file() else None
-    return next((each for each in found if own and (each / MANIFEST).read_bytes() == own), None)
+    if not (link / MANIFEST).is_file():
+        return None
+    own, manifests = (link / MANIFEST).read_bytes(), {each: each / MANIFEST for each in found}
+    return next((each for each, file in manifests.items() if file.is_file() and file.read_bytes() == own), link)
 
 
 def remove_snapshot(snapshot: Path) -> None:

@@ -119,6 +119,7 @@ def test_a_run_copied_with_links_followed_goes_on_and_has_its_best(tmp_path: Pat
     assert (kept(copy), target(copy, "last"), target(copy, "best")) == ([40], 40, 40)
     alone = Path(shutil.copytree(tmp_path / "run", tmp_path / "alone"))  # while the run replaced its best one
     shutil.rmtree(alone / "step_000000000010")
+    assert link_target(alone / "best") == alone / "best"
     offered(Retention(alone, SnapshotPolicy("best", keep=1)), 30, 4.5)
     assert (kept(alone), target(alone, "last"), target(alone, "best")) == ([10, 30], 30, 10)
 
