@@ -67,7 +67,7 @@ WRONG = {
     "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of memory",
     "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
     "algo=ppo replay=disk": "unknown key algo.replay; algo=ppo has no such part",
-    "algo=r2d1 algo.learning_starts=10 model.memory=gru replay=FILE:Lax": "algo.prioritized=true reads back the rows just stored",
+    "algo=r2d1 algo.learning_starts=10 model.memory=gru replay=FILE:Lax": "=true reads back the rows just stored",
 }
 
 
