@@ -20,7 +20,7 @@ from rlframe.core.files import iter_csv, number_in, read_json
 from rlframe.core.schedule import Schedule
 
 CLOCKS = ("env_steps", "updates", "time/elapsed_s")
-N_STEPS = "runner.n_steps"
+N_STEPS = "runner.n_steps"  # which may become larger when a run or a study is continued
 ALIKE = ("threads", "compile", "stop", "runner.max_time_s")  # how numbers are rounded, and when a run stops early
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200

@@ -18,7 +18,7 @@ from rlframe.agents import Agent
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.envs.make import env_name
+from rlframe.envs.make import NO_ENV, env_name
 from rlframe.evaluation.policy import Policy
 from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 from rlframe.experiment.agents import check_of_policy
@@ -95,9 +95,11 @@ def _without_other_kwargs(config: dict[str, Any], given: Mapping[str, Any]) -> d
     found = {**config, "eval.env": ""} if "env" in given else config
     for key, before, now in (("env_kwargs", env, given_env), ("eval.env_kwargs", of_eval, given_eval)):
         if config.get(key) and env_name(now) != env_name(before):
+            found = {**found, key: {}}
+            if before == NO_ENV:  # whose only argument is its dataset
+                continue
             keys = ", ".join(f"{key}.{name}" for name in config[key])
             _logger.warning(f"{keys} of {env_name(before)} left out, as the environment is {env_name(now)}")
-            found = {**found, key: {}}
     return found
 
 

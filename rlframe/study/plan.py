@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, pluralize
@@ -113,7 +114,6 @@ def _repeated_seeds(arguments: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(str(first + k) for k in range(n))
 
 
-N_STEPS = "runner.n_steps"  # which may become larger when a study is continued
 INNERMOST, OUTERMOST = "innermost", "outermost"
 _MAX_DIGITS = 15  # of a seed
 _MAX_NAME = 200  # bytes of a directory's name that every file system allows

@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
 from rlframe.record.directory import PARAMS, DirectoryLock, next_attempt, session
 from rlframe.runners.stop_rule import check_metric
-from rlframe.study.plan import N_STEPS, PlannedRun
+from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError
@@ -47,7 +48,7 @@ from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
 from rlframe.system.affinity import read_topology
 
-ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs", plan.N_STEPS)  # may change when a study is resumed
+ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs", N_STEPS)  # may change when a study is resumed
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
 COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
@@ -368,8 +369,8 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
         raise ConfigError(f"{directory} is the study of a script; run that script again with log_dir={directory}")
     command = [str(word) for word in command]
     experiments = content.get("experiments", {"": KeyValues(command).remaining})
-    if plan.N_STEPS in arguments and any(name.startswith(SEARCH) for words in experiments.values() for name in words):
-        raise ConfigError(f"{plan.N_STEPS} cannot change in a search, whose trials are compared at their ends")
+    if N_STEPS in arguments and any(name.startswith(SEARCH) for words in experiments.values() for name in words):
+        raise ConfigError(f"{N_STEPS} cannot change in a search, whose trials are compared at their ends")
     if not are_words(experiments):
         raise ConfigError(f"{directory / FILE} is damaged; move it away and use another log_dir")
     for words in experiments.values():

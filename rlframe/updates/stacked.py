@@ -147,6 +147,7 @@ class _Mapped:
 
     def __init__(self, run: Run, given: list[Tensor], state: list[Tensor], steps: Sequence[OptimizerStep]) -> None:
         self._run, self._given, self._state, self._steps = run, given, state, steps
+        self._places = {x.untyped_storage().data_ptr() for x in given}
         self._newest: list[Sequence[Tensor]] = [*zip(*(x.clone().unbind() for x in given), strict=True)]
 
     def __call__(self, brought: Sequence[Sequence[Tensor] | None]) -> list[Sequence[Tensor]]:
@@ -159,8 +160,7 @@ class _Mapped:
 
     def _kept(self, result: Tensor) -> Tensor:
         """A result; a copy of what is an input, or a view of it, which the next call overwrites."""
-        is_given = any(result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in self._given)
-        return result.clone() if is_given else result
+        return result.clone() if result.untyped_storage().data_ptr() in self._places else result
 
 
 def mapped_graph(graph: Any, examples: Sequence[Tensor]) -> Any:
