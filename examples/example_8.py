@@ -23,7 +23,7 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment.build import choose_device
+from rlframe.kernels.device import choose_device
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot

@@ -22,12 +22,13 @@ from rlframe.envs.make import NO_ENV, env_name
 from rlframe.evaluation.policy import Policy
 from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 from rlframe.experiment.agents import check_of_policy
-from rlframe.experiment.build import choose_device, make_agent
+from rlframe.experiment.build import make_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import NOT_OF_POLICY, recorded
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.experiment.weights import load_weights, policies_at
+from rlframe.kernels.device import choose_device
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest, load_snapshot, params_of, resolve_snapshot
 from rlframe.system.env_vars import env_vars_set
 

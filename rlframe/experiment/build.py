@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from rlframe.algos import Algorithm
 from rlframe.algos.base import Frozen, warn_if_unused
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, one_line, pluralize
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
@@ -38,7 +38,7 @@ from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
 from rlframe.experiment.weights import load_init, load_networks, load_optimizers, naming_policy, saved_algorithm
-from rlframe.kernels.device import choose_precision, learning_in
+from rlframe.kernels.device import choose_device, choose_precision, learning_in
 from rlframe.models.base import is_own
 from rlframe.models.encoders import has_images
 from rlframe.replay.buffer import DividedReplay
@@ -48,8 +48,7 @@ from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.recording import Recorder, facts_of, named_for
 from rlframe.runners.threads import AdaptiveThreads
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
-from rlframe.samplers.collectors import CollectorProcesses, Collectors
+from rlframe.samplers import Source
 from rlframe.system.affinity import Affinity
 from rlframe.system.cluster import connect
 from rlframe.updates.compiled import CompileChoice, compiling
@@ -59,32 +58,6 @@ _OTHER_BITS = (
     "this processor rounds a row differently among other rows: with another sampler, or other numbers of workers or "
     "groups, samples differ in the last bits"
 )
-
-
-def choose_device(name: str, gpus: Sequence[int] = (), key: str = "device") -> torch.device:
-    """The torch device for `device=name`; `auto` is the first of `gpus`, else the first GPU, else the CPU.
-
-    Args:
-        key: for messages.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    if name == "auto":
-        return torch.device(f"cuda:{gpus[0]}" if gpus else "cuda") if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"{key}={name!r} is not a device; use auto, cpu or cuda:0") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{key}={name}: {torch.cuda.device_count()} GPUs are visible; use {key}=cpu or auto")
-    if device.type not in ("cpu", "cuda"):
-        try:
-            torch.ones(2, device=device).sum().item()
-        except Exception as error:  # torch raises one of many types where there is no such device
-            reason = one_line(error, 100)
-            raise ConfigError(f"{key}={name} cannot be used here ({reason}); use auto, cpu or cuda:0") from None
-    return device
 
 
 @dataclass(frozen=True)
@@ -144,7 +117,7 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
             agent = make_agent(experiment, *in_spaces, device)
             placing.place(agent)
             check_batch(experiment, agent, *in_spaces)
-            sampler = _make_sampler(experiment, envs, agent, device, affinity.sampler_gpus)
+            sampler = _make_sampler(experiment, envs, agent, device, affinity)
             learners = make_learners(experiment, agent, sampler, in_spaces)
             algo = learners[max(learners, key=experiment.agents.learns)].algo
             size = sampler.batch_spec.size * current_ranks().n_samplers
@@ -324,35 +297,18 @@ def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
-    """The environments, or the background process that steps them."""
-    config, runner = experiment.sampler_config(), experiment.runner
+    """The environments, or the processes that step them."""
     env = replace(experiment.env_config(), gpus=affinity.gpus)
     if experiment.on_ray():
         connect(experiment.ray)
-    if not runner.samples_in_background or config.collects_ahead:
-        return runner.make_envs(config, env, experiment.seed, affinity.workers)
-    threads = max(1, affinity.sampler_threads)
-    where = affinity.sampler, affinity.workers, threads, runner.supervision()
-    ranks = current_ranks()
-    place = ranks.rank, ranks.n_samplers
-    if (n := runner.sampler_count()) > 1:
-        return CollectorProcesses(config, env, experiment.seed, n, *where, place)
-    return BackgroundProcess(config, env, experiment.seed, *where, place)
+    return experiment.runner.make_envs(experiment.sampler_config(), env, experiment.seed, affinity)
 
 
-def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device, gpus: Sequence[int]) -> Source:
-    """`device`: of the learner.    gpus: where samplers in processes of their own act, in turn, if there are any."""
-    config = experiment.sampler_config()
-    if not experiment.runner.samples_in_background or config.collects_ahead:
-        return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
-    n_slots = experiment.runner.n_slots
-    acting = device if config.acts_on_device else torch.device("cpu")
-    if config.device:
-        acting = choose_device(config.device, key="sampler.device")
-    devices = [f"cuda:{gpu}" for gpu in gpus] or [str(acting)]
-    if experiment.runner.sampler_count() > 1:
-        return Collectors(envs, agent, n_slots, devices)
-    return BackgroundSampler(envs, agent, n_slots, devices[0])
+def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device, affinity: Affinity) -> Source:
+    """`device`: of the learner, where samplers act that the affinity gives no GPUs of their own."""
+    config, devices = experiment.sampler_config(), [f"cuda:{gpu}" for gpu in affinity.sampler_gpus] or [str(device)]
+    made: Source = experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed, devices)
+    return made
 
 
 def make_agent(

@@ -21,11 +21,11 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
-from rlframe.experiment.build import choose_device, torch_threads, untrained_agent
+from rlframe.experiment.build import torch_threads, untrained_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_machine, size
 from rlframe.experiment.tuning import fastest, ways_to_learn
-from rlframe.kernels.device import choose_precision
+from rlframe.kernels.device import choose_device, choose_precision
 from rlframe.rollout.inference import empty_batch
 from rlframe.rollout.worker_pool import split
 from rlframe.samplers import auto
@@ -264,7 +264,7 @@ def _evaluation_workers(experiment: Experiment) -> int:
 def _memory(experiment: Experiment, batch_bytes: float, worker_bytes: float) -> str:
     """What the processes need, with batches and workers of so many bytes each."""
     runner, in_background = experiment.runner, experiment.runner.samples_in_background
-    here, of_batches = psutil.Process().memory_info().rss, batch_bytes * (runner.n_slots + 1 if in_background else 1)
+    here, of_batches = psutil.Process().memory_info().rss, batch_bytes * runner.batches_held()
     rows = f"{'batches' if in_background else 'the batch'} {size(of_batches)}"
     parts = [f"main {size(here)}", "without the dataset" if runner.learns_from_data else rows]
     # All workers are forks of the same server.

@@ -18,7 +18,6 @@ from rlframe.core.parts import ROOTS, module_names, part_name
 from rlframe.data.writing import check_free, check_name
 from rlframe.evaluation.function import find_function
 from rlframe.experiment import hardware
-from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.defaults import algorithm_defaults
@@ -39,7 +38,7 @@ from rlframe.experiment.resumable import CheckResumed, check_same_run
 from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import NEW_WEIGHTS, check_sync, check_trusted, read_config
 from rlframe.experiment.weights import located
-from rlframe.kernels.device import choose_precision
+from rlframe.kernels.device import choose_device, choose_precision
 from rlframe.record.directory import run_directory, run_tokens
 from rlframe.record.loggers import check_loggers
 from rlframe.record.remote import check_uri

@@ -75,12 +75,13 @@ def _of_rows(experiment: Experiment) -> dict[str, float]:
     model, bonus_rows = experiment.model, _count_of(experiment.reward.bonus, "batch_size")
     n_eval = min(evaluation.n_envs, evaluation.n_episodes) if experiment.evaluates else 0
     B, T = sampler.batch_B, 0 if experiment.runner.evolves else sampler.batch_T
+    n_rows = T * B * experiment.runner.batches_held()
     rows, atoms, length = _count_of(algo, "batch_size"), _count_of(algo, "n_atoms"), _count_of(algo, "learn_T")
     length += _count_of(algo, "burn_in")
     sequences = f" sequences of algo.burn_in + algo.learn_T={length} rows" if length else ""
     found = {
         f"sampler.batch_B={B} environments": B * _ENV_BYTES,
-        f"sampler.batch_T={T} sampler.batch_B={B}, a batch of {T * B:,} rows": T * B * _ROW_BYTES * _slots(experiment),
+        f"sampler.batch_T={T} sampler.batch_B={B}, a batch of {T * B:,} rows": n_rows * _ROW_BYTES,
         f"eval.n_envs={evaluation.n_envs}": n_eval * _ENV_BYTES,
         f"algo.batch_size={rows}{sequences}": rows * max(1, length) * _ROW_BYTES,
         f"reward.bonus.batch_size={bonus_rows}": bonus_rows * _ROW_BYTES,
@@ -100,12 +101,6 @@ def _count_of(config: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _slots(experiment: Experiment) -> int:
-    """Batches in memory at once."""
-    runner = experiment.runner
-    return runner.n_slots + 1 if runner.samples_in_background else 1
-
-
 def check_batch(experiment: Experiment, agent: Agent, observation_space: Space, action_space: Space) -> None:
     """Raise ConfigError if the batches of a sampler do not fit into memory."""
     T, B = experiment.sampler.batch_T, experiment.sampler.batch_B
@@ -113,8 +108,9 @@ def check_batch(experiment: Experiment, agent: Agent, observation_space: Space, 
         return
     row = sum(array.nbytes for array in leaves(empty_batch(observation_space, action_space, agent, 1, 1)))
     ahead = sum(array.nbytes for array in leaves(empty_batch(observation_space, action_space, agent, 2, 1))) - row
-    setting = f"sampler.batch_T={T} sampler.batch_B={B}, {_slots(experiment)} x {T * B:,} rows of {ahead:,} bytes,"
-    _check_fits(setting, _slots(experiment) * B * (row + ahead * (T - 1)), available_memory(), "memory")
+    n = experiment.runner.batches_held()
+    setting = f"sampler.batch_T={T} sampler.batch_B={B}, {n} x {T * B:,} rows of {ahead:,} bytes,"
+    _check_fits(setting, n * B * (row + ahead * (T - 1)), available_memory(), "memory")
 
 
 def check_networks(experiment: Experiment, observation_space: Space, action_space: Space, device: torch.device) -> None:

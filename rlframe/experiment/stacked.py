@@ -19,13 +19,13 @@ from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printab
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs.pettingzoo import find_multi_agent
 from rlframe.experiment import hardware
-from rlframe.experiment.build import choose_device
 from rlframe.experiment.compilation import Placing
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import Job, read_job
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.train import train_placed
 from rlframe.experiment.trust import foreign
+from rlframe.kernels.device import choose_device
 from rlframe.models.encoders import has_images
 from rlframe.record.console import speaking_as
 from rlframe.record.loggers import DEFAULT_LOGGERS

@@ -19,7 +19,7 @@ from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
-from rlframe.experiment.build import Built, build, choose_device
+from rlframe.experiment.build import Built, build
 from rlframe.experiment.checks import check_parts
 from rlframe.experiment.compilation import Placing, compiled_as
 from rlframe.experiment.config import Experiment
@@ -30,6 +30,7 @@ from rlframe.experiment.resumable import changed_at, is_fixed
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network
 from rlframe.experiment.weights import agents_in, keeping
+from rlframe.kernels.device import choose_device
 from rlframe.record import current_run, logger_context
 from rlframe.record.directory import run_directory
 from rlframe.record.rank_state import list_snapshots

@@ -7,7 +7,7 @@ stay float32, and so does acting: all samplers give the same bits. Used by model
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -17,12 +17,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlframe.core.context import set_within
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, one_line
 
 PRECISIONS = ("auto", "fp32", "bf16")
 _ROUNDS, _MOST_ROUNDS, _LEAST_GAIN = 6, 24, 1.2  # of the comparison of both
 
 _current: ContextVar[str] = ContextVar("rlframe_precision", default="fp32")
+
+
+def choose_device(name: str, gpus: Sequence[int] = (), key: str = "device") -> torch.device:
+    """The torch device for `device=name`; `auto` is the first of `gpus`, else the first GPU, else the CPU.
+
+    Args:
+        key: for messages.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if name == "auto":
+        return torch.device(f"cuda:{gpus[0]}" if gpus else "cuda") if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{key}={name!r} is not a device; use auto, cpu or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{key}={name}: {torch.cuda.device_count()} GPUs are visible; use {key}=cpu or auto")
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.ones(2, device=device).sum().item()
+        except Exception as error:  # torch raises one of many types where there is no such device
+            reason = one_line(error, 100)
+            raise ConfigError(f"{key}={name} cannot be used here ({reason}); use auto, cpu or cuda:0") from None
+    return device
 
 
 def gpu_has_bf16_units(device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import chz
@@ -10,9 +11,15 @@ import chz
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, option, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import current_ranks
+from rlframe.envs import EnvConfig
+from rlframe.kernels.device import choose_device
 from rlframe.runners.base import Runner
 from rlframe.runners.config import RunnerConfig
+from rlframe.samplers.background import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import Source, SourceAhead
+from rlframe.samplers.collectors import CollectorProcesses, Collectors
+from rlframe.system.affinity import Affinity
 from rlframe.system.process import START_METHODS
 from rlframe.system.service import Supervision
 
@@ -124,13 +131,36 @@ class AsyncRlConfig(RunnerConfig):
     max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends", low=0)
     start_method: str = choice("forkserver", START_METHODS, "how the process starts")
 
-    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Source:
-        made: Source = sampler.make_ahead(envs, agent, seed, self.n_slots)
-        sampler.follow_episodes(made)
-        return made
-
     def sampler_count(self) -> int:
         return self.n_samplers
 
+    def batches_held(self) -> int:
+        return self.n_slots + 1
+
     def supervision(self) -> Supervision:
         return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")
+
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, affinity: Affinity) -> Any:
+        """The processes that sample, unless this sampler collects ahead by itself."""
+        if sampler.collects_ahead:
+            return super().make_envs(sampler, env, seed, affinity)
+        ranks, threads = current_ranks(), max(1, affinity.sampler_threads)
+        where = affinity.sampler, affinity.workers, threads, self.supervision(), (ranks.rank, ranks.n_samplers)
+        if self.n_samplers > 1:
+            return CollectorProcesses(sampler, env, seed, self.n_samplers, *where)
+        return BackgroundProcess(sampler, env, seed, *where)
+
+    def make_sampler(
+        self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int, devices: Sequence[str] = ("cpu",)
+    ) -> Source:
+        if sampler.collects_ahead:
+            made: Source = sampler.make_ahead(envs, agent, seed, self.n_slots)
+            sampler.follow_episodes(made)
+            return made
+        if sampler.device:
+            devices = [str(choose_device(sampler.device, key="sampler.device"))]
+        elif not sampler.acts_on_device:
+            devices = ["cpu"]
+        if self.n_samplers > 1:
+            return Collectors(envs, agent, self.n_slots, devices)
+        return BackgroundSampler(envs, agent, self.n_slots, devices[0])

@@ -21,6 +21,7 @@ from rlframe.runners.callbacks import Callback
 from rlframe.runners.learner import Learner
 from rlframe.samplers import Source
 from rlframe.samplers.base import check_source
+from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import TIMEOUT_S
 
 NO_AFFINITY: Mapping[str, Any] = MappingProxyType({})
@@ -66,12 +67,23 @@ class RunnerConfig:
         """Whether the runner evaluates, given eval.n_episodes."""
         return n_episodes > 0
 
-    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Any:
-        """The environments, or the worker processes that have them, as this sampler wants them."""
-        return sampler.make_envs(env, seed, cpus)
+    def batches_held(self) -> int:
+        """Batches in memory at once."""
+        return 1
 
-    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Source:
-        """The sampler of these environments; `algo`: the algorithm's config."""
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, affinity: Affinity) -> Any:
+        """The environments, or the processes that have them, as this sampler wants them."""
+        return sampler.make_envs(env, seed, affinity.workers)
+
+    def make_sampler(
+        self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int, devices: Sequence[str] = ("cpu",)
+    ) -> Source:
+        """The sampler of these environments.
+
+        Args:
+            algo: the algorithm's config.
+            devices: where samplers in processes of their own act, in turn, unless their config says where.
+        """
         made: Source = sampler.make_sampler(envs, agent, seed)
         check_source(made, sampler)
         sampler.follow_episodes(made)

@@ -20,6 +20,7 @@ from rlframe.evaluation.players import Players, make_players
 from rlframe.evaluation.population import PopulationSampler
 from rlframe.runners.base import Runner
 from rlframe.runners.config import RunnerConfig
+from rlframe.system.affinity import Affinity
 
 
 class EvolutionRl(Runner):
@@ -63,11 +64,14 @@ class EvolutionRlConfig(RunnerConfig):
 
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
 
-    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Players:
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, affinity: Affinity) -> Players:
         """One environment in each worker, or with sampler=serial in this process."""
+        cpus = affinity.workers
         n_workers = len(cpus) if sampler.worker_count() == AUTO else sampler.worker_count()
         return make_players(env, seed_int(seed, Role.ENV, 0), n_workers, cpus, sampler.supervision())
 
-    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> PopulationSampler:
+    def make_sampler(
+        self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int, devices: Sequence[str] = ("cpu",)
+    ) -> PopulationSampler:
         discount = 1.0 if math.isnan(sampler.discount) else sampler.discount
         return PopulationSampler(envs, agent, algo.directions, self.max_length, discount, seed)

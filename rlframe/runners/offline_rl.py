@@ -67,10 +67,12 @@ class OfflineRlConfig(RunnerConfig):
     runner_class = OfflineRl
     learns_from_data = True
 
-    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Any:
-        return NoSamplerConfig().make_envs(env, seed, cpus)
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, affinity: Affinity) -> Any:
+        return NoSamplerConfig().make_envs(env, seed, affinity.workers)
 
-    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Source:
+    def make_sampler(
+        self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int, devices: Sequence[str] = ("cpu",)
+    ) -> Source:
         return NoSource(BatchSpec(sampler.batch_T, sampler.batch_B))
 
     def make_runner(

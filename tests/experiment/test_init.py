@@ -10,9 +10,10 @@ import torch
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
-from rlframe.experiment.build import choose_device, make_agent
+from rlframe.experiment.build import make_agent
 from rlframe.experiment.settings import from_flat
 from rlframe.experiment.weights import load_optimizers, load_weights
+from rlframe.kernels.device import choose_device
 from rlframe.launch import main
 from rlframe.record.snapshot import save_snapshot
 from tests.experiment.test_limits import CHOICE, VECTOR
