@@ -74,17 +74,18 @@ class BC(Imitation):
     def rows_of_update(self) -> int:
         return int(self.config.batch_size * (self.config.learn_T if self.agent.recurrent else 1))
 
-    def _learn(self, batch: Any) -> dict[str, Tensor]:
-        """One gradient step on the mean over valid rows, of Sequences with memory, else of Transitions."""
-        if self.agent.recurrent:
-            params, _, _ = self.agent(batch.inputs[:-1], self.agent.parts_of(batch.state).memory)
-            valid = batch.valid
-        else:
-            params, _, _ = self.agent(batch.inputs, ())
-            valid = torch.ones_like(batch.return_, dtype=torch.bool)
-        loss = masked_mean(self.row_loss(params, batch.action), valid)
-        norm = self.optimizer.minimize(loss, batch)
-        return {"policy_loss": loss.detach(), "grad_norm": norm}
+    def outputs(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Those of Sequences with memory, else of Transitions."""
+        if not self.agent.recurrent:
+            return super().outputs(batch)
+        params, value, _ = self.agent(batch.inputs[:-1], self.agent.parts_of(batch.state).memory)
+        return params, value
+
+    def loss(self, params: Tensor, value: Tensor, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean of `row_loss` over valid rows."""
+        rows = self.row_loss(params, batch.action)
+        loss = masked_mean(rows, batch.valid) if self.agent.recurrent else rows.mean()
+        return loss, {"policy_loss": loss.detach()}
 
     def row_loss(self, params: Tensor, action: Any) -> Tensor:
         """-log π(a|s) [...], or Σ (mode - a)² over the numbers of an action."""

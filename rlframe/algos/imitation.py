@@ -54,6 +54,17 @@ class Imitation(FromReplay):
         self.progress.updates += 1
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    @abstractmethod
     def _learn(self, batch: Any) -> dict[str, Tensor]:
         """One gradient step; see Compiled."""
+        loss, metrics = self.loss(*self.outputs(batch), batch)
+        norm = self.optimizer.minimize(loss, batch)
+        return {**metrics, "grad_norm": norm}
+
+    def outputs(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and the value of a batch: the arguments of `loss` before the batch."""
+        params, value, _ = self.agent(batch.inputs, ())
+        return params, value
+
+    @abstractmethod
+    def loss(self, params: Tensor, value: Tensor, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss [] and metrics."""

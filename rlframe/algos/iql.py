@@ -108,28 +108,45 @@ class IQL(FromReplay):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
-        """One step of the critics, and one of V and the policy (algorithm 1).
+        """One step of the critics, and one of V and the policy (algorithm 1)."""
+        critic_loss, of_critics = self.critic_loss(batch)
+        loss, found = self.loss(*self.outputs(batch), batch)
+        self.critic_optimizer.minimize(critic_loss, batch)
+        self.optimizer.minimize(loss, batch)
+        return {**of_critics, **found}
 
-        V:       E[L_2^τ(min_i Q'_i(s, a) - V(s))]                                                            (eq. 5)
-        Q_i:     E[(r + γ V(s') - Q_i(s, a))²]                                                                (eq. 6)
-        policy:  -E[min(exp(β (min_i Q'_i(s, a) - V(s))), w) log π(a|s)]                                      (eq. 7)
-        """
-        c, observation = self.now, self.agent.model.normalized(batch.inputs.observation)
-        action = executed(self.agent.action_space, batch.action)
-        log_prob, _, value = self.agent.evaluate(batch.inputs, (), batch.action)
+    def outputs(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and V(s) [n]: the arguments of `loss` before the batch."""
+        params, value, _ = self.agent(batch.inputs, ())
+        return params, value
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
+        """Σ_i E[(r + γ V(s') - Q_i(s, a))²] [] (eq. 6), and metrics."""
         with torch.no_grad():
             next_value = self.agent(batch.next_inputs, ())[1]
-            target_q = self._target_q(observation, action)
-        values = self._values(observation, action)
+        values = self._values(*self._of_data(batch))
         loss = 2 * self.critic.loss(values, next_value.unsqueeze(-1), batch.return_, batch, math.inf)
-        self.critic_optimizer.minimize(loss, batch)
+        return loss, {"loss": loss.detach(), "q": values.detach().mean()}
 
+    def loss(self, params: Tensor, value: Tensor, batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
+        """The losses of V and of the policy [], and metrics.
+
+        V:       E[L_2^τ(min_i Q'_i(s, a) - V(s))]                                                            (eq. 5)
+        policy:  -E[min(exp(β (min_i Q'_i(s, a) - V(s))), w) log π(a|s)]                                      (eq. 7)
+        """
+        c = self.now
+        with torch.no_grad():
+            target_q = self._target_q(*self._of_data(batch))
         value_loss = expectile_loss(target_q - value, c.expectile).mean()
         weight = advantage_weight(target_q - value, c.beta, c.most_weight)
-        policy_loss = -(weight * log_prob).mean()
-        self.optimizer.minimize(value_loss + policy_loss, batch)
-        found = {"loss": loss, "q": values.mean(), "value_loss": value_loss, "policy_loss": policy_loss}
-        return {**{name: x.detach() for name, x in found.items()}, "advantage_weight": weight.mean()}
+        policy_loss = -(weight * self.agent.distribution.log_prob(params, batch.action)).mean()
+        found = {"value_loss": value_loss.detach(), "policy_loss": policy_loss.detach()}
+        return value_loss + policy_loss, {**found, "advantage_weight": weight.mean()}
+
+    def _of_data(self, batch: Transitions) -> tuple[Tree, Tensor]:
+        """Observations, normalised, and the actions taken, as the critics see them."""
+        observation = self.agent.model.normalized(batch.inputs.observation)
+        return observation, executed(self.agent.action_space, batch.action)
 
     def _values(self, observation: Tree, action: Tensor) -> Tensor:
         """Q_i(s, a) [critics, n, 1]."""

@@ -97,19 +97,18 @@ class MARWIL(Imitation):
         super().__init__(agent, replay, n_steps, c := config or Config())
         self.norm = AdvantageNorm(c.norm_rate, self.progress, self.device)
 
-    def _learn(self, batch: Transitions) -> dict[str, Tensor]:
-        """Descend -E[exp(β A / c) log π(a|s)] + c_v E[(V(s) - R)²] / 2,  A = R - V(s)   (algorithm 1).
+    def loss(self, params: Tensor, value: Tensor, batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
+        """-E[exp(β A / c) log π(a|s)] + c_v E[(V(s) - R)²] / 2,  A = R - V(s)   (algorithm 1).
 
         R is the return to the end of the episode, and γ^k V of the last state where that was truncated.
         """
         c = self.now
-        log_prob, _, value = self.agent.evaluate(batch.inputs, (), batch.action)
         with torch.no_grad():
             return_ = batch.return_ + batch.bootstrap * self.agent(batch.next_inputs, ())[1]
             advantage = return_ - value
             scaled = advantage / self.norm.follow(advantage).clamp(min=1e-8)
         weight = advantage_weight(scaled, c.beta, c.most_weight)
-        policy_loss, value_loss = -(weight * log_prob).mean(), 0.5 * (value - return_).square().mean()
-        norm = self.optimizer.minimize(policy_loss + c.value_coef * value_loss, batch)
+        policy_loss = -(weight * self.agent.distribution.log_prob(params, batch.action)).mean()
+        value_loss = 0.5 * (value - return_).square().mean()
         found = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach()}
-        return {**found, "advantage_weight": weight.mean(), "grad_norm": norm}
+        return policy_loss + c.value_coef * value_loss, {**found, "advantage_weight": weight.mean()}

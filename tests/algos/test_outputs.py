@@ -39,7 +39,7 @@ def recurrent(name: str) -> Any:
     return learner(r2d1, *CARTPOLE, model=model, burn_in=2, learn_T=4, state_interval=4)
 
 
-@pytest.mark.parametrize("name", ["a2c", "pg", "ppo_kl", "appo", "impala", "pqn", "dqn", "r2d1"])
+@pytest.mark.parametrize("name", ["a2c", "pg", "ppo_kl", "appo", "impala", "pqn", "dqn", "r2d1", "bc", "marwil", "iql"])
 def test_outputs_are_the_first_arguments_of_the_loss_and_may_have_more(name: str) -> None:
     make = recurrent if name == "r2d1" else made
     one, other = make(name), make(name)
