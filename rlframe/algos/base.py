@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import Agent
-from rlframe.algos.saved import UnsavedState, check_saved, is_own, load_states, states_of
+from rlframe.algos.saved import UnsavedState, check_saved, load_states, states_of
 from rlframe.core.arguments import checked
 from rlframe.core.errors import qualified_name, warn_once
+from rlframe.core.objects import is_own
 from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Samples
@@ -52,7 +53,7 @@ class Algorithm(ABC):
         """
         super().__init_subclass__(**kwargs)
         check_saved(cls)
-        if "__init__" in vars(cls) and cls.__module__.startswith("rlframe."):
+        if "__init__" in vars(cls) and not is_own(cls):
             cls.__init__ = checked(cls.__init__)
 
     @property
@@ -133,7 +134,7 @@ class Algorithm(ABC):
     def state_dict(self) -> dict[str, Any]:
         """The states of all that is `saved`: arrays and plain values. See `states_of`."""
         found = states_of(self, self.saved)
-        if is_own(type(self)):
+        if is_own(self):
             self.watch()
             self._unsaved_state().tell()
             found[_UNSAVED] = self._unsaved_state().present(self, self.saved)
@@ -141,7 +142,7 @@ class Algorithm(ABC):
 
     def watch(self) -> None:
         """Notice from now on what changes and `saved` does not name, in a user's algorithm; snapshots warn of it."""
-        if is_own(type(self)):
+        if is_own(self):
             self._unsaved_state().look(self, getattr(self, "saved", ()))
 
     def lost_state(self) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, qualified_name
+from rlframe.core.objects import is_own
 from rlframe.core.struct import Struct, leaves
 from rlframe.updates.optimizer_step import OptimizerStep
 
@@ -37,11 +38,6 @@ def check_saved(cls: type) -> None:
                 f"{cls.__name__}.saved leaves out {', '.join(lost)} of {above.__name__}; "
                 f"write saved = (*{above.__name__}.saved, ...)"
             )
-
-
-def is_own(cls: type) -> bool:
-    """Whether a class is the user's."""
-    return not cls.__module__.startswith("rlframe.")
 
 
 def check_attributes(owner: Any) -> None:
@@ -110,7 +106,7 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
     """
     missing = []
     for name in names:
-        if name not in states and is_own(type(owner)):
+        if name not in states and is_own(owner):
             missing.append(f"{type(owner).__name__}.{name}")
             continue
         part, state = _part(owner, name), states[name]

@@ -61,6 +61,11 @@ def defined_by(value: Any) -> Any:
     return inner if inspect.isclass(inner) or inspect.isroutine(inner) else type(inner)
 
 
+def is_own(value: Any) -> bool:
+    """Whether a class, or that of an object, is the user's."""
+    return not defined_by(value).__module__.startswith("rlframe.")
+
+
 def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
     """The name by which a command, a program of its own, finds the object: in its file if it cannot import it.
 

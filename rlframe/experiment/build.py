@@ -39,7 +39,7 @@ from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
 from rlframe.experiment.weights import load_init, load_networks, load_optimizers, naming_policy, saved_algorithm
 from rlframe.kernels.device import choose_device, choose_precision, learning_in
-from rlframe.models.base import is_own
+from rlframe.models.base import has_own
 from rlframe.models.encoders import has_images
 from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import Rewards, rewards_for
@@ -333,7 +333,7 @@ def make_agent(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     has_norm = any("norms." in name for name, _ in agent.named_parameters())
-    if model.norm != "none" and not has_norm and not is_own(getattr(agent, "model", agent)):
+    if model.norm != "none" and not has_norm and not has_own(getattr(agent, "model", agent)):
         raise ConfigError(
             f"model.norm={model.norm}: this network has no hidden fully connected layer to normalise; give it some "
             f"(model.hidden, or model.image_hidden for images), or leave norm out"

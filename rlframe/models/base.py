@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import below_one, choice, count, idle_while, number, option, sizes, true_or_auto
 from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.objects import is_own
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.models.convolutions import spectral_vectors
@@ -29,10 +30,9 @@ LEAST_LOG_STD = -20.0  # the code of Haarnoja et al. 2018
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
-def is_own(network: nn.Module) -> bool:
+def has_own(network: nn.Module) -> bool:
     """Whether a network is the user's, or around one as its `network`."""
-    both = (network, getattr(network, "network", network))
-    return any(not type(each).__module__.startswith("rlframe.") for each in both)
+    return is_own(network) or is_own(getattr(network, "network", network))
 
 
 def with_modes(network: Module) -> Module:
@@ -41,7 +41,7 @@ def with_modes(network: Module) -> Module:
     So dropout is not active in acting, targets, exports, and where parameters are frozen. Its parts follow too, as an
     algorithm may call them one by one. rlframe's networks need no mode.
     """
-    if not (type(network).__module__.startswith("rlframe.") or _has_hook(network)):
+    if is_own(network) and not _has_hook(network):
         _warn_of_unregistered(network)
         for part in network.eval().modules():
             if part is network or _follows_alone(part):

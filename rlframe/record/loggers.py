@@ -33,7 +33,7 @@ from rlframe.core.files import (
     replace_file,
 )
 from rlframe.core.names import find_attribute, find_maker
-from rlframe.core.objects import name_of
+from rlframe.core.objects import is_own, name_of
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
@@ -353,16 +353,10 @@ def _given(logger: Logger, *_: Any) -> Logger:
 
 def make_logger(make: MakeLogger, directory: Path, config: Mapping[str, Any], name: str) -> Logger:
     """A logger. Raises PartError if one of the user's own raises an exception."""
-    known = name_of(make)
-    if known.startswith("rlframe."):
+    if not is_own(make):
         return make(directory, config, name)
-    with naming(f"logger {known} cannot start"):
+    with naming(f"logger {name_of(make)} cannot start"):
         return make(directory, config, name)
-
-
-def is_own(cls: type[Logger]) -> bool:
-    """Whether a logger is the user's own."""
-    return not cls.__module__.startswith("rlframe.")
 
 
 def close_logger(logger: Logger) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rlframe.core.errors import Interrupted, PartError, RecordError, naming, qualified_name
 from rlframe.core.files import disk_error
+from rlframe.core.objects import is_own
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, ConsoleMessages, DebugLog, attach, open_console
 from rlframe.record.directory import (
@@ -34,7 +35,6 @@ from rlframe.record.loggers import (
     Logger,
     MakeLogger,
     close_logger,
-    is_own,
     make_logger,
     naming_logger,
 )
@@ -239,7 +239,7 @@ class Run(_DirectoryRun):
                 logger.check()
         self._console.write(row)
         for logger in self._loggers:
-            of = f" of logger {qualified_name(type(logger))}" if is_own(type(logger)) else ""
+            of = f" of logger {qualified_name(type(logger))}" if is_own(logger) else ""
             with self._disk_errors_of(f"the row of env_steps {row['env_steps']:,}{of}"), naming_logger(logger, "write"):
                 logger.write(row)
 
