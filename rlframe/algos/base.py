@@ -85,6 +85,10 @@ class Algorithm(ABC):
         replay, makes all its gradient steps in one call.
         """
 
+    def can_receive(self) -> bool:
+        """Whether it may receive another batch now: none that it has yet to learn from would be lost."""
+        return True
+
     def n_rows(self) -> int:
         """The rows that it could learn from without another batch: those of its replay; 0 without one."""
         return 0

@@ -68,18 +68,13 @@ class Config(sac.Config):
         return CQL(*self.parts(agent, batch_spec, n_steps, seed))
 
 
-def learned_weight(multiplier: Temperature) -> Tensor:
-    """The learned α []."""
-    return multiplier.log.exp().clamp(max=_MOST_WEIGHT)
-
-
 def with_gap(losses: Losses, gap: Tensor, c: Any, multiplier: Temperature) -> Losses:
     """Σ_i α E[gap_i] + ½ E[(Q_i - y)²]   (eq. 4), of gaps [critics, n] and what SAC's critics descend."""
     (loss, found), gap = losses, gap.mean(-1)
     found = {**found, "conservative_gap": gap.mean()}
     if not c.learn_conservative_weight:
         return loss + c.conservative_weight * gap.sum(), found
-    weight = learned_weight(multiplier).detach()
+    weight = multiplier.log.exp().detach()
     return loss + weight * gap.sum(), {**found, "conservative_weight": weight}
 
 
@@ -176,5 +171,7 @@ class CQL(sac.SAC):
         found = super()._learn_critics(inputs)
         if self.config.learn_conservative_weight:
             above = found["conservative_gap"] - self.now.target_gap
-            self.multiplier_optimizer.minimize(-learned_weight(self.multiplier) * above)
+            self.multiplier_optimizer.minimize(-self.multiplier.log.exp() * above)
+            with torch.no_grad():
+                self.multiplier.log.clamp_(max=math.log(_MOST_WEIGHT))
         return found

@@ -98,6 +98,9 @@ class OnPolicy(Algorithm):
         samples = replace(samples, state=state, final_state=final)
         self.samples = [samples.to(self.optimizer.device)]
 
+    def can_receive(self) -> bool:
+        return not self.samples
+
     def updates_due(self) -> int:
         return len(self.samples)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import chz
 from torch import Tensor, nn
@@ -68,6 +68,10 @@ class Optimizer(ABC):
 @chz.chz
 class OptimizerConfig:
     """Base class of the Configs of optimizers."""
+
+    def without_decay(self) -> Self:
+        """This config without weight decay."""
+        return chz.replace(self, weight_decay=0.0) if "weight_decay" in chz.chz_fields(self) else self
 
     def make(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """The optimizer of these parameters."""

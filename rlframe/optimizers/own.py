@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import chz
@@ -60,8 +60,17 @@ class OwnConfig(OptimizerConfig):
             raise ConfigError(f"{key} computes the loss several times a step (a closure), which no algorithm here does")
         return cls
 
+    def without_decay(self) -> Self:
+        takes_it = "weight_decay" in {*inspect.signature(self.load()).parameters, *self.kwargs}
+        return chz.replace(self, kwargs={**self.kwargs, "weight_decay": 0.0}) if takes_it else self
+
     def make(self, parameters: Sequence[nn.Parameter]) -> OwnOptimizer:
         return OwnOptimizer(parameters, self)
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a group of parameters: arguments, and what some optimizers count."""
+    return {name: x for name, x in group.items() if type(x) in (bool, int, float)}
 
 
 def _try(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], kwargs: Mapping[str, Any]) -> None:
@@ -114,6 +123,8 @@ class OwnOptimizer(Optimizer):
                     f"algo.optimizer={self.name}: {shortened(' '.join(str(error).split()))}; {hint}"
                 ) from None
 
+        self._made = [_numbers(group) for group in self.optimizer.param_groups]
+
     def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         if not is_recording():
             self._step(rate)
@@ -150,16 +161,17 @@ class OwnOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         with naming(f"algo.optimizer={self.name} failed in state_dict"):
             state = self.optimizer.state_dict()
-        groups = [
-            {name: x for name, x in group.items() if name in ("params",) or type(x) in (bool, int, float)}
-            for group in state["param_groups"]
-        ]
-        return {"name": self.name, "state": state["state"], "param_groups": groups}
+        groups = [{**_numbers(group), "params": group["params"]} for group in state["param_groups"]]
+        return {"name": self.name, "state": state["state"], "param_groups": groups, "made": self._made}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_entries(state, "name")
         if state["name"] != self.name:
             raise ValueError(f"the saved optimizer is {state['name']}, not {self.name}; load a state of the same one")
         own = self.optimizer.state_dict()["param_groups"]
-        groups = [{**mine, **its} for mine, its in zip(own, state["param_groups"], strict=True)]
+        # What has not changed since it was made was an argument, and those are of this run's config.
+        groups = [
+            {**mine, **{name: x for name, x in its.items() if name not in made or x != made[name]}}
+            for mine, its, made in zip(own, state["param_groups"], state["made"], strict=True)
+        ]
         self.optimizer.load_state_dict({"state": dict(state["state"]), "param_groups": groups})

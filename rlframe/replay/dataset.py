@@ -24,7 +24,7 @@ from rlframe.data.transform import Transform, load_transform, transformed
 from rlframe.replay.base import Replay
 from rlframe.replay.buffer import Batch, ReplayBuffer
 from rlframe.replay.frames import BrokenStack
-from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored, TooLarge
+from rlframe.replay.make import InMemory, OnDevice, OnDisk, ReplayConfig, ReplaySpec, Stored, TooLarge, check_no_td
 
 _CHUNK = 1024  # rows that are appended at a time, where the reader lets them be any number
 _ROOM = 64  # time steps besides those of the data, for frames before the first row
@@ -278,6 +278,7 @@ class OfDatasets(ReplayConfig):
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         names, kind = self.names(), _PLACES[self.place]
+        check_no_td(spec, "dataset")
         if (n := current_ranks().world_size) > 1:
             raise ConfigError(f"algo.replay=dataset is for one process that learns, not {n}; use learners=1")
         datasets, data, digests = [open_dataset(name, "algo.replay.path") for name in names], [], []

@@ -177,10 +177,7 @@ class OwnReplay(ReplayConfig):
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         check_not_divided(self.name)
-        if isinstance(spec.reader, NStep) and spec.reader.td_priorities:
-            raise ConfigError(
-                f"algo.initial_priority=td needs replay=memory, device, disk or ray, not {self.name}; or use max"
-            )
+        check_no_td(spec, self.name)
         cls = self.load()
         try:
             with suppress(ValueError):  # a builtin type does not say
@@ -204,6 +201,12 @@ def replay() -> Any:
         of=ReplayConfig,
         classes="a class with the methods of rlframe.replay.Replay",
     )
+
+
+def check_no_td(spec: ReplaySpec[Any], name: str) -> None:
+    """Raise ConfigError if rows begin with the errors of acting, which this replay, algo.replay=name, does not know."""
+    if isinstance(spec.reader, NStep) and spec.reader.td_priorities:
+        raise ConfigError(f"algo.initial_priority=td needs replay=memory, device, disk or ray, not {name}; or use max")
 
 
 def check_not_divided(name: str) -> None:

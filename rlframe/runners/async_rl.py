@@ -59,12 +59,18 @@ class AsyncRl(Runner):
         if not self.learners.updates_due():
             self._receive()
         self._learn_and_post()
-        while not self.sampler_waits and self.learners.updates_due() and not self._at_end and self._ready():
+        while self._learns_later() and self._ready():
             self._receive()
         while self._at_end and self.learners.updates_due() and not self.stop_requested():
             self._learn_and_post()  # from the last batches too
         self.updates_left = self._at_end and self.learners.updates_due()
         self.record_episodes()
+
+    def _learns_later(self) -> bool:
+        """Whether batches are received although updates are due; none that has yet to be learned from is lost."""
+        if self.sampler_waits or self._at_end:
+            return False
+        return self.learners.updates_due() and self.learners.can_receive()
 
     @property
     def _at_end(self) -> bool:

@@ -189,24 +189,25 @@ class Callbacks:
 
     @contextmanager
     def running(self, runner: Training) -> Iterator[None]:
-        """Call `on_start` before the training inside, and `on_end` after it, also if it fails.
+        """Call `on_start` before the training inside, and after it `on_end` of all that have started, also if it fails.
 
         Raises:
             CallbackError: a callback raised an exception, unless the training has failed already.
         """
-        self.stop_reason = ""
+        self.stop_reason, started = "", []
         for callback in self.all:
             callback._runner = runner
-        self.call("on_start", runner)
         try:
+            for callback in self.all:
+                _call(callback, "on_start", runner)
+                started.append(callback)
             yield
         except BaseException:
-            try:
-                self.call("on_end")
-            except CallbackError as error:
-                _logger.warning("%s", error)
+            _warn(_ended(started))
             raise
-        self.call("on_end")
+        if errors := _ended(started):
+            _warn(errors[1:])
+            raise errors[0]
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [{"name": name_of(callback), "state": _call(callback, "state_dict")} for callback in self.all]
@@ -235,6 +236,22 @@ def _call(callback: Callback, hook: str, *arguments: Any) -> Any:
         return getattr(callback, hook)(*arguments)
     except (Exception, SystemExit) as error:
         raise CallbackError(f"callback {name_of(callback)} failed in {hook}: {describe(error)}") from error
+
+
+def _ended(callbacks: Iterable[Callback]) -> list[CallbackError]:
+    """End all of them; returns the errors of those that failed."""
+    found = []
+    for callback in callbacks:
+        try:
+            _call(callback, "on_end")
+        except CallbackError as error:
+            found.append(error)
+    return found
+
+
+def _warn(errors: Iterable[CallbackError]) -> None:
+    for error in errors:
+        _logger.warning("%s", error)
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:

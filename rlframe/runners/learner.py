@@ -166,6 +166,9 @@ class Learners(dict[str, Learner]):
         """Gradient steps; of several, those of the one that has most."""
         return max([progress.updates for progress in self._progress])
 
+    def can_receive(self) -> bool:
+        return all(learner.algo.can_receive() for learner in self.values())
+
     def updates_due(self) -> bool:
         return any(learner.algo.updates_due() for learner in self.values())
 

@@ -58,7 +58,7 @@ class Recorder(Callback):
         self._cutters: dict[int, EpisodeCutter] = {}  # by stream
         self._pending: list[Episode] = []
         self._bytes, self._flushed_s = 0, 0.0
-        self._shares: queue.Queue[list[Episode]] = queue.Queue(_MOST_SHARES)
+        self._shares: queue.Queue[list[Episode] | None] = queue.Queue(_MOST_SHARES)
         self._failure: Exception | None = None
         self._writer: DatasetWriter | None = None
         self._behaviour: Behaviour = as_acted  # of the next batch
@@ -121,36 +121,40 @@ class Recorder(Callback):
             raise RecordError(f"the dataset {self._name} cannot be written: {describe(self._failure)}")
 
     def _write(self, writer: DatasetWriter) -> None:
-        while True:
-            share = self._shares.get()
+        """Write shares until there is None."""
+        for share in iter(self._shares.get, None):
             try:
                 if self._failure is None:
                     writer.add(share)
-            except (
-                Exception
-            ) as error:  # one of the disk, or of pyarrow; the thread goes on, so that nobody waits for it
+            except Exception as error:  # of the disk, or of pyarrow; the thread goes on, so that nobody waits for it
                 self._failure = error
             finally:
                 self._shares.task_done()
+        self._shares.task_done()
 
     def on_end(self) -> None:
         if not self._records:
             return
         assert self._writer is not None
-        self._flush()
-        self._shares.join()
-        self._flush()
+        try:
+            self._flush_all()
+        finally:
+            self._shares.put(None)
         self._writer.close()
         dropped = sum(cutter.n_dropped for cutter in self._cutters.values())
         also = f"; {dropped} interrupted ones are not in it" if dropped else ""
         _logger.info(f"recorded {self._writer.n_episodes:,} episodes in {self._writer.path}{also}")
 
-    def state_dict(self) -> dict[str, Any]:
-        if not self._records:
-            return self._resumed
+    def _flush_all(self) -> None:
+        """Flush, wait for the thread, and see whether it failed."""
         self._flush()
         self._shares.join()
         self._flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._records:
+            return self._resumed
+        self._flush_all()
         assert self._writer is not None
         streams = {str(k): each.state_dict() for k, each in self._cutters.items()}
         written = {"n_episodes": self._writer.n_episodes, "token": self._writer.token, "of_run": self._of_run}

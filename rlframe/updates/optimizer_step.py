@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import chz
 import torch
 from torch import Tensor, nn
 
@@ -267,7 +266,7 @@ def make_optimizer_step(
     `decays`: with its weight decay, if it has one; that is for networks, and would draw a weight of a loss towards 1.
     """
     config = schedules.config.optimizer
-    config = config if decays or not hasattr(config, "weight_decay") else chz.replace(config, weight_decay=0.0)
+    config = config if decays else config.without_decay()
     return OptimizerStep(config.make(list(parameters)), schedules, rate, units)
 
 

@@ -232,6 +232,15 @@ def test_a_learned_weight_rises_while_the_gap_is_above_its_target_and_does_not_d
     assert updated(algo, two_rows())["conservative_weight"] == pytest.approx(2.0 * math.exp(1e-2 if rises else -1e-2))
 
 
+def test_a_learned_weight_at_its_limit_falls_once_the_gap_is_below_its_target() -> None:
+    settings = {"learn_conservative_weight": True, "conservative_weight": 1e6, "critic_learning_rate": 1e-2}
+    rising, falling = (continuous(cql, log_std=-1.0, target_gap=gap, **settings) for gap in (-9.0, 9.0))
+    for algo in (rising, falling):
+        updated(algo, two_rows())
+    assert rising.multiplier.log.item() == pytest.approx(math.log(1e6))
+    assert falling.multiplier.log.item() == pytest.approx(math.log(1e6) - 1e-2)
+
+
 def test_cql_of_discrete_actions_is_exact() -> None:
     metrics = updated(discrete(cql), two_rows(True))
     # Q1 = (1, s) and Q2 = (s, 2), of action 1 in state 1 and of action 0 in state 2

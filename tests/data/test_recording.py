@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_a_run_records_the_episodes_of_its_log(tmp_path: Path, capsys: pytest.Ca
     played = [float(line.split()[3]) for line in shown.splitlines() if line.startswith("Episode #")]
     assert sorted(returns(tmp_path / "ev-v0")) == sorted(played)
     assert all(not episode.info for episode in open_dataset(tmp_path / "ev-v0").episodes()), "greedy: no log_prob"
+
+
+def test_a_run_that_has_ended_leaves_no_thread(tmp_path: Path) -> None:
+    assert launch.main([*RUN, "runner.n_steps=512", f"log_dir={tmp_path}", f"record={tmp_path}/a2c-v0"]) == 0
+    writing = [thread for thread in threading.enumerate() if thread.name == "recording"]
+    for thread in writing:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in writing)
 
 
 @pytest.mark.parametrize(

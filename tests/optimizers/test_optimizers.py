@@ -301,6 +301,47 @@ def test_an_own_optimizer_is_stepped_with_the_rate_of_now() -> None:
         torch.testing.assert_close(ours.parameters, same)
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group, as some optimizers do."""
+
+    def __init__(self, params: Any, lr: float, momentum: float = 0.0) -> None:
+        super().__init__(params, lr, momentum)
+        self.param_groups[0]["n"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["n"] += 1
+        return super().step(closure)
+
+
+def test_a_loaded_own_optimizer_counts_on_with_the_arguments_of_its_config() -> None:
+    before, after = (
+        OwnConfig(name=f"{__name__}:Counting", kwargs=kwargs).make(parameters()) for kwargs in ({"momentum": 0.9}, {})
+    )
+    for gradient in GRADIENTS:
+        set_gradients(before.parameters, gradient)
+        before.step(0.1)
+    after.load_state_dict(before.state_dict())
+    group = after.optimizer.param_groups[0]
+    assert (group["n"], group["momentum"]) == (len(GRADIENTS), 0.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MuonConfig(weight_decay=0.5, epsilon=1e-8),
+        OwnConfig(name="torch.optim:AdamW"),
+        OwnConfig(name="torch.optim:SGD", kwargs={"weight_decay": 0.5}),
+        OwnConfig(name="torch.optim:Rprop"),  # has none
+    ],
+    ids=str,
+)
+def test_without_decay_a_parameter_without_gradient_stays(config: Any) -> None:
+    made = config.without_decay().make(one := [nn.Parameter(torch.ones(2, 2))])
+    set_gradients(one, 0.0)
+    made.step(0.1)
+    assert torch.equal(one[0], torch.ones(2, 2))
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [

@@ -201,6 +201,8 @@ def test_what_cannot_be_read_names_the_key(tmp_path: Path, monkeypatch: pytest.M
             replay(OfDatasets(path=path))
     with pytest.raises(ConfigError, match=r"does not fit the environment of this run: action: Discrete\(2\)"):
         make_replay(OfDatasets(path=path), CARTPOLE[0], spaces.Discrete(3), SPEC, NStep(0.9, 1))
+    with pytest.raises(ConfigError, match=r"initial_priority=td needs replay=memory, .* not dataset"):
+        make_replay(OfDatasets(path=path), *CARTPOLE, SPEC, NStep(0.9, 1, td_priorities=True))
 
 
 def without_the_last_step(episode: Episode) -> Episode | None:

@@ -100,9 +100,9 @@ class Recorder(Algorithm):
 
 
 @contextmanager
-def recorded(algo: Recorder, n_steps: int, sampler_waits: bool = False, **env: Any) -> Iterator[AsyncRl]:
+def recorded(algo: Recorder, n_steps: int, **options: Any) -> Iterator[AsyncRl]:
     """A runner of Recorder on Coded environments."""
-    with runner_for(a2c.Config(), EnvConfig(Coded, env, "python"), n_steps, sampler_waits=sampler_waits) as runner:
+    with runner_for(a2c.Config(), EnvConfig(Coded, {}, "python"), n_steps, **options) as runner:
         runner.learners = Learners(Learner(runner.agent, algo))
         yield runner
 
@@ -154,6 +154,19 @@ def test_without_sampler_waits_a_slow_learner_receives_batches_while_updates_are
         runner.train()
     assert max(most) > 0
     assert algo.learned == 5 * len(algo.received), "the last updates are made at the end"
+
+
+def test_beside_a_learner_from_replay_an_on_policy_learner_loses_no_batch() -> None:
+    replay = Recorder(0.005, n_due=5)
+    with recorded(replay, 640, n_slots=8) as runner:
+        algo = a2c.Config().make_algorithm(runner.agent, runner.sampler.batch_spec, 640)
+        runner.learners = Learners({"a": Learner(runner.agent, algo), "b": Learner(runner.agent, replay)})
+        collect, receive, waiting = runner.sampler.collect, algo.receive, []
+        runner.sampler.collect = lambda: dict.fromkeys("ab", collect())  # type: ignore[assignment,method-assign,return-value]
+        algo.receive = lambda samples: (waiting.extend(algo.samples), receive(samples))[1]  # type: ignore[method-assign]
+        runner.train()
+    assert not waiting
+    assert algo.progress.updates == len(replay.received) >= 20
 
 
 REPLAY: dict[str, Any] = {"replay": InMemory(size=2_000), "learning_starts": 64, "batch_size": 16}

@@ -177,6 +177,33 @@ def of_record(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".csv")}
 
 
+class Broken(Callback):
+    """Fails in one hook."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.fail)
+
+    def fail(self, *_: Any) -> None:
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize(("hook", "ended"), [("on_end", ["first", "last"]), ("on_start", ["first"])])
+def test_all_callbacks_that_started_are_ended_whatever_another_raises(hook: str, ended: list[str]) -> None:
+    class Named(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_end(self) -> None:
+            found.append(self.name)
+
+    found: list[str] = []
+    callbacks = [Named("first"), Broken(hook), Named("last")]
+    wrong = pytest.raises(CallbackError, match=f"Broken failed in {hook}: ValueError: broken")
+    with made("minibatch_rl", False, callbacks) as runner, wrong:
+        runner.train()
+    assert found == ended
+
+
 def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_path: Path) -> None:
     recorder = Recorder()
     wrong = pytest.raises(CallbackError, match=r"own_callbacks:Failing failed in on_update: ValueError: three is too")
@@ -250,5 +277,5 @@ def test_without_callbacks_nothing_is_called_but_one_look_up_a_batch_and_an_upda
     with made("minibatch_rl", False, []) as runner:
         runner.train()
         assert runner.state_dict()["callbacks"] == []
-    assert asked == {"on_start": 1, "on_batch": 3, "on_episode": 3, "on_update": 3, "on_log": 3, "on_end": 1}
+    assert asked == {"on_batch": 3, "on_episode": 3, "on_update": 3, "on_log": 3}
     assert not any(Callbacks([Callback()])._by_hook.values()), "hooks that are not overridden are not called"
