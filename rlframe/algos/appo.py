@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, check_trace_clips, mean_of
+from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, check_trace_clips
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -82,20 +81,8 @@ class APPO(OnPolicyEpochs):
         check_trace_clips(c, n_steps)
         super().__init__(agent, batch_spec, n_steps, c, seed)
 
-    def update(self) -> UpdateMetrics:
-        samples = self.samples.pop()
-        batch, off_policy = self._received(samples)
-        fit = explained_variance(batch.value, batch.return_, batch.valid)
-        metrics: list[dict[str, Tensor]] = []
-        for _ in range(self.config.epochs):
-            for inputs in self.minibatches(batch, samples):
-                metrics.append(self.learn(inputs))
-                self.progress.updates += 1
-        self.agent.observe(observed(samples))
-        return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.optimizer.rate}
-
     @torch.no_grad()
-    def _received(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:
+    def rows(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:
         """Targets and advantages by V-trace, of the policy π_k and the values as they are now."""
         c, valid = self.now, samples.valid
         params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
@@ -106,7 +93,7 @@ class APPO(OnPolicyEpochs):
         log_rho = log_rho.masked_fill(~valid, 0.0)
         kl = masked_mean(kl_from_ratio(log_rho), valid)  # of μ from π_k, as both acted on the batch
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
-        return self.ready(batch), {"kl": kl}
+        return self.ready(batch), {"kl": kl, "explained_variance": explained_variance(value[:-1], vs, valid)}
 
     def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:
         """One gradient step on a minibatch."""

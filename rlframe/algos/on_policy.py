@@ -171,6 +171,26 @@ class OnPolicyEpochs(OnPolicy):
         super().__init__(agent, n_steps, config)
         self.rng = generator(seed, Role.ALGO)
 
+    def update(self) -> UpdateMetrics:
+        samples = self.samples.pop()
+        batch, found = self.rows(samples)
+        metrics = self.learn_epochs(batch, samples)
+        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
+        return {**metrics, **found, "learning_rate": self.optimizer.rate}
+
+    @abstractmethod
+    def rows(self, samples: Samples) -> tuple[Any, dict[str, Tensor]]:
+        """What all epochs over a batch learn from, as `minibatches` takes it; and metrics."""
+
+    def learn_epochs(self, batch: Any, samples: Samples) -> dict[str, Tensor]:
+        """All epochs over the rows of a batch; returns the means of the steps' metrics."""
+        steps: list[dict[str, Tensor]] = []
+        for _ in range(self.config.epochs):
+            for inputs in self.minibatches(batch, samples):
+                steps.append(self.learn(inputs))
+                self.progress.updates += 1
+        return mean_of(steps)
+
     def steps_of_batch(self) -> int:
         return int(self.config.epochs * self.config.minibatches)
 
@@ -181,8 +201,8 @@ class OnPolicyEpochs(OnPolicy):
         """The batch for `minibatches`, once advantages are there: as it is, or as its own only minibatch."""
         return as_minibatch(batch, self._normalized) if self.config.minibatches == 1 else batch
 
-    def minibatches(self, batch: Batch, samples: Samples) -> Iterator[tuple[Batch, Tree]]:
-        """One pass over a batch that is `ready`, in a new order: minibatches, and the memory before each."""
+    def minibatches(self, batch: Any, samples: Samples) -> Iterator[tuple[Any, Tree]]:
+        """One pass over a Batch that is `ready`, in a new order: minibatches, and the memory before each."""
         n, recurrent = self.config.minibatches, self.agent.recurrent
         return minibatches(batch, samples.state, n, recurrent, self.rng, self._normalized, samples.n_valid)
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, make_batch, values
 from rlframe.core.config import count, idle_while, option
@@ -127,11 +126,9 @@ class PPO(OnPolicyEpochs):
         super().__init__(agent, batch_spec, n_steps, config or Config(), seed)
         self.penalty = KlPenalty(self.optimizer.device)
 
-    def update(self) -> UpdateMetrics:
-        samples = self.samples.pop()
-        metrics = self.learn_epochs(self.batch_of(samples, values(self.agent, samples)), samples)
-        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
-        return {**metrics, "learning_rate": self.optimizer.rate}
+    def rows(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:
+        batch = self.batch_of(samples, values(self.agent, samples))
+        return batch, {"explained_variance": explained_variance(batch.value, batch.return_, batch.valid)}
 
     def batch_of(self, samples: Samples, value: Tensor) -> Batch:
         """The rows to learn from, with advantages and returns by the values [T+1, B] of all observations."""
@@ -144,7 +141,6 @@ class PPO(OnPolicyEpochs):
 
     def learn_epochs(self, batch: Batch, samples: Samples) -> dict[str, Tensor]:
         """All epochs over the rows of a batch; returns metrics."""
-        fit = explained_variance(batch.value, batch.return_, batch.valid)
         steps: list[tuple[RowTerms, Tensor]] = []
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
@@ -153,7 +149,7 @@ class PPO(OnPolicyEpochs):
             if not self._epoch(batch, samples, steps):
                 break
         penalty = self._adapt_penalty(samples) if self.config.kl_coef != 0 else {}
-        return {**self._means(steps), **penalty, "explained_variance": fit}
+        return {**self._means(steps), **penalty}
 
     def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[RowTerms, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""

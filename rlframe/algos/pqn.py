@@ -19,9 +19,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
-from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.on_policy import OnPolicyEpochs, mean_of, order_of_rows
+from rlframe.algos.on_policy import OnPolicyEpochs, order_of_rows
 from rlframe.core.config import count
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -122,20 +121,8 @@ class PQN(OnPolicyEpochs):
         self.exploration.apply(self.agent.exploration, self.progress.env_steps)
         self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
 
-    def update(self) -> UpdateMetrics:
-        samples = self.samples.pop()
-        rows, fit = self._targets(samples)
-        metrics: list[dict[str, Tensor]] = []
-        for _ in range(self.config.epochs):
-            for minibatch in self._minibatches(rows, samples):
-                self.agent.model.resample(self.generator)
-                metrics.append(self.learn(minibatch))
-                self.progress.updates += 1
-        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
-        return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.optimizer.rate}
-
     @torch.no_grad()
-    def _targets(self, samples: Samples) -> tuple[ReturnRows, Tensor]:
+    def rows(self, samples: Samples) -> tuple[ReturnRows, dict[str, Tensor]]:
         """Rows with their returns, by the Q-values when acting, and how much of the returns those explain.
 
         No step was made since, unless the sampler runs ahead; row T is evaluated now.
@@ -149,18 +136,23 @@ class PQN(OnPolicyEpochs):
         if not self.agent.model.uses_previous:
             inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
         fit = explained_variance(q[:-1].amax(-1), return_, samples.valid)
-        return ReturnRows(inputs, samples.action, return_, samples.valid), fit
+        return ReturnRows(inputs, samples.action, return_, samples.valid), {"explained_variance": fit}
 
-    def _minibatches(self, rows: ReturnRows, samples: Samples) -> Iterator[tuple[ReturnRows, Tree]]:
-        """One pass in a new order: rows [T * B / n], or with memory sequences [T, B / n] and the memory before."""
+    def minibatches(self, rows: ReturnRows, samples: Samples) -> Iterator[tuple[ReturnRows, Tree]]:
+        """One pass in a new order: rows [T * B / n], or with memory sequences [T, B / n] and the memory before.
+
+        Each minibatch has noise of its own in noisy layers.
+        """
         n, state = self.config.minibatches, samples.state
         if self.agent.recurrent:
             columns = torch.from_numpy(self.rng.permutation(rows.valid.shape[1]))
             for part in to_device(columns, rows.valid.device).view(n, -1):
+                self.agent.model.resample(self.generator)
                 yield rows[:, part], map_tree(lambda x, part=part: x[part], state)
         else:
             flat = rows.map(lambda x: x.flatten(0, 1))
             for part in order_of_rows(rows.valid, n, self.rng, samples.n_valid):
+                self.agent.model.resample(self.generator)
                 yield flat[part], state
 
     def _learn(self, inputs: tuple[ReturnRows, Tree]) -> dict[str, Tensor]:

@@ -109,7 +109,7 @@ def test_the_target_is_the_best_of_the_allowed_actions() -> None:
         last, _ = algo.agent(samples.inputs[8:], ())
     q = torch.cat([samples.info.q, last.squeeze(-1)])  # type: ignore[attr-defined]
     best = q.masked_fill(samples.inputs.observation["action_mask"] == 0, -1e9).amax(-1)
-    rows, _ = algo._targets(samples)
+    rows, _ = algo.rows(samples)
     open_ = samples.valid & ~samples.terminated
     expected = lambda_return(samples.reward, best, samples.terminated, samples.truncated, samples.valid, 0.99, 0.65)
     assert (best < q.amax(-1))[1:][open_].any(), "a forbidden action is the best somewhere"
