@@ -122,6 +122,7 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
             algo = learners[max(learners, key=experiment.agents.learns)].algo
             size = sampler.batch_spec.size * current_ranks().n_samplers
             compilation, compiled = choose_compile(experiment, algo, size, device, threads, placing.n_runs)
+            compilation = placing.compiled(compilation, algo)
             evaluator = _make_evaluator(experiment, *evaluated_agent(experiment, agent, in_spaces), affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
@@ -135,16 +136,15 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()
-    where = f"{device}, {pluralize(threads, 'torch thread')}"
     summary = {
-        **_described(experiment, agent, sampler, where),
+        **_described(experiment, agent, sampler, f"{device}, {pluralize(threads, 'torch thread')}"),
         "precision": f"{precision}, of matrix products in learning",
         "compile": compiled,
         **{key: text for each in learners.values() for key, text in each.named(_facts(each.algo)).items()},
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
-    return Built(runner, precision, placing.compiled(compilation), in_spaces, experiment.agents.policy_map(), summary)
+    return Built(runner, precision, compilation, in_spaces, experiment.agents.policy_map(), summary)
 
 
 def _facts(algo: Algorithm) -> dict[str, str]:

@@ -22,7 +22,7 @@ from rlframe.algos import Algorithm
 from rlframe.core.ranks import current_ranks
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.settings import to_flat
-from rlframe.updates.compiled import CompileChoice
+from rlframe.updates.compiled import CompileChoice, has_updates
 
 _COLD_S, _WARM_S = 45.0, 3.0  # to compile an update, and to load one from the cache, at most
 # What a compiled update saves, measured on one core of an AMD EPYC: PPO's of 9,000 weights and 128 rows 0.4 ms, DQN's
@@ -42,8 +42,8 @@ class Placing(ABC):
         """Move the parameters of an agent, before anything has views of them."""
 
     @abstractmethod
-    def compiled(self, choice: CompileChoice) -> CompileChoice:
-        """How updates are compiled, given whether that is worth its time."""
+    def compiled(self, choice: CompileChoice, algo: Algorithm) -> CompileChoice:
+        """How updates of an algorithm are compiled, given whether that is worth its time."""
 
 
 class Alone(Placing):
@@ -54,7 +54,7 @@ class Alone(Placing):
     def place(self, agent: Agent) -> None:
         pass
 
-    def compiled(self, choice: CompileChoice) -> CompileChoice:
+    def compiled(self, choice: CompileChoice, algo: Algorithm) -> CompileChoice:
         return choice
 
 
@@ -77,6 +77,8 @@ def _decide(
     asked = experiment.compile
     if asked == "false":
         return False, "false"
+    if not has_updates(algo):
+        return False, f"{asked}, but {type(algo).__name__} makes its updates without updates_of"
     if missing := _missing_compiler(device):
         return False, f"{asked}, but {missing}"
     if asked == "true":

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import chz
 
 from rlframe.agents import Agent
+from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs.pettingzoo import find_multi_agent
@@ -37,7 +38,7 @@ from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.meeting import Meeting
 from rlframe.system.signals import StopRequest, snapshot_grace_s, stop_request
-from rlframe.updates.compiled import CompileChoice
+from rlframe.updates.compiled import CompileChoice, has_updates
 from rlframe.updates.stacked import REMEDY, UpdateStack
 
 _logger = logging.getLogger("rlframe")
@@ -95,7 +96,9 @@ class Seat(Placing):
             _refuse("observations that are images, whose updates it would not make faster")
         self._stack.place(agent, self.number)
 
-    def compiled(self, choice: CompileChoice) -> CompileChoice:
+    def compiled(self, choice: CompileChoice, algo: Algorithm) -> CompileChoice:
+        if not has_updates(algo):
+            _refuse(f"{type(algo).__name__}, which makes its updates without updates_of (rlframe.updates.compiled)")
         agreed = self._stack.agreed(choice)
         return replace(agreed, prepare=partial(self._stack.prepare, self.number), shared=True)
 

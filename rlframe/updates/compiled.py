@@ -39,7 +39,7 @@ from rlframe.record.metrics import add
 from rlframe.system.machine import gc_paused
 from rlframe.system.meeting import NotTogether
 from rlframe.system.signals import asked_to_stop
-from rlframe.updates.graphed import graphed
+from rlframe.updates.graphed import Graphed, graphed
 from rlframe.updates.optimizer_step import OptimizerStep, flushing_for
 from rlframe.updates.recorded import CompilerFailed, Learn, NotCompiled, cause, record
 from rlframe.updates.schedules import Schedules
@@ -177,6 +177,11 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
     """
     learn = Compiled(learn, schedules, steps, looks)
     return learn if looks else graphed(learn, schedules.device, steps)
+
+
+def has_updates(owner: Any) -> bool:
+    """Whether an algorithm makes its updates by functions of `updates_of`."""
+    return any(isinstance(x, Compiled | Graphed) for x in vars(owner).values())
 
 
 def looks_of(model: nn.Module) -> str:

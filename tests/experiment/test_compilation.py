@@ -93,7 +93,7 @@ def test_convolutions_of_large_batches_are_not_compiled_by_auto() -> None:
         progress = type("P", (), {"learned": [torch.zeros(32, 4, 8, 8), torch.zeros(512, 3136)]})
 
         def __init__(self, rows: int) -> None:
-            self.rows = rows
+            self.rows, self.learn = rows, made("sac").learn_critics
 
         def updates_in(self, n_steps: int, batch_size: int) -> int:
             return n_steps

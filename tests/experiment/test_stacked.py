@@ -129,6 +129,41 @@ def test_an_optimizer_that_cannot_be_mapped_over_seeds_is_refused_at_the_first_u
         run_stack(read_stack({**words, "log_dir": str(tmp_path)}, ["0", "1"]))
 
 
+def test_an_algorithm_that_makes_its_updates_itself_is_neither_stacked_nor_compiled(tmp_path: Path) -> None:
+    (file := tmp_path / "still.py").write_text(STILL)
+    words = {**A2C, **SHORT, "compile": "true", "algo": str(file)}
+    with pytest.raises(ConfigError, match=r"stack=true is not for Still, which makes its updates without updates_of"):
+        run_stack(read_stack({**words, "log_dir": str(tmp_path / "stack")}, ["0", "1"]))
+    assert launch.main([f"{key}={value}" for key, value in {**words, "log_dir": tmp_path / "alone"}.items()]) == 0
+    log = (tmp_path / "alone" / "run_0" / "debug.log").read_text()
+    assert "compile: true, but Still makes its updates without updates_of" in log
+
+
+STILL = """
+import chz
+from rlframe.algos import Algorithm, Progress, a2c
+
+class Still(Algorithm):
+    saved = ("progress",)
+    def __init__(self, agent):
+        self.agent, self.progress, self.due = agent, Progress(), 0
+    def receive(self, samples):
+        self.progress.count(samples)
+        self.due = 1
+    def updates_due(self):
+        return self.due
+    def update(self):
+        self.due = 0
+        self.progress.updates += 1
+        return {}
+
+@chz.chz
+class Config(a2c.Config):
+    def make_algorithm(self, agent, batch_spec, n_steps, seed):
+        return Still(agent)
+"""
+
+
 def test_a_single_run_may_say_stack_false(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in {**PPO, **SHORT, "log_dir": str(tmp_path), "stack": "false"}.items()]
     assert launch.main([*words, "dry_run=true"]) == 0
