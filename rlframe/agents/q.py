@@ -30,7 +30,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
-from rlframe.models.q_network import QModel, QNetwork
+from rlframe.models.q_network import MakeQNetwork, OwnQNetwork, QModel, QNetwork
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +164,20 @@ class QAgent(ModelAgent):
         return params, Categorical(n_actions)
 
 
+def _check_own(explore: ExploreConfig, kind: Value, config: ModelConfig, dueling: bool) -> None:
+    """Raise ConfigError if a setting is about the layers of rlframe's Q-network, and there is another."""
+    for given, is_given in {
+        f"algo.explore={explore.kind()}": explore.noisy_layers,
+        "algo.value=implicit": kind.n_cosines,
+        "algo.dueling=true": dueling,
+        f"model.memory={config.memory}": config.memory != "none",
+        "model.feed_back=true": config.feed_back,
+        f"model.action_embedding={config.action_embedding}": config.action_embedding,
+    }.items():
+        if is_given:
+            raise ConfigError(f"{given} is for rlframe's Q-network, and make_q_network gives another; leave it out")
+
+
 @checked
 def make_q_agent(
     observation_space: Space,
@@ -173,8 +187,11 @@ def make_q_agent(
     explore: ExploreConfig | str,
     seed: int = 0,
     dueling: bool = False,
+    make_network: MakeQNetwork | None = None,
 ) -> QAgent:
     """Agent and network for these spaces; `seed`, the run's root seed, decides the initial weights.
+
+    `make_network`: of a network of the user's, see `make_q_network` of algos.dqn.Config; None: it is rlframe's.
 
     Raises:
         ConfigError: the actions are not Discrete, or `config` is for policies.
@@ -189,8 +206,12 @@ def make_q_agent(
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use {others}")
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
     with initial_weights(seed_int(seed, Role.MODEL)):
-        head = dueling, part.noisy_layers, kind.n_cosines
-        model = redrawn(QNetwork(observation_space, action_space, kind.n_atoms, config, *head), config.init)
+        of_both, head = (observation_space, action_space, kind.n_atoms, config), (dueling, part.noisy_layers)
+        if make_network is None:
+            model: QModel = redrawn(QNetwork(*of_both, *head, kind.n_cosines), config.init)
+        else:
+            _check_own(part, kind, config, dueling)
+            model = OwnQNetwork(make_network, *of_both)
     exploration = part.make_q(int(action_space.n), masked)
     exploration.kind = part.kind()
     agent = QAgent(model, kind, exploration, observation_space, action_space)

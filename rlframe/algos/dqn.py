@@ -139,13 +139,22 @@ class Config(OffPolicyConfig):
             return ImplicitValue(self.n_atoms, self.n_cosines, self.huber_delta)
         return super().kind()
 
+    make_q_network = None
+    """A method that makes a network of your own; None: it is rlframe's.
+
+    It is given what the agent sees of observations, the action space, n_atoms and the ModelConfig, and returns a
+    torch.nn.Module from observations [n, *obs] to values [n, A], or [n, A, n_atoms] of a distribution. Observations are
+    normalised, if model.normalize_observation says so; forbidden actions are never chosen.
+    """
+
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
         model = model or default_model(self, observation_space, action_space)
         check_feedforward(model, "dqn", "r2d1")
         check_not_privileged(observation_space)
-        return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
+        of_own = self.dueling, self.make_q_network
+        return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, *of_own)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         if not self.prioritized:

@@ -67,12 +67,16 @@ class Config:
     minibatches: int = count(32, "gradient steps an epoch; of rows, or of whole sequences with memory")
     explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.001,0.1)"})
 
+    make_q_network = None
+    """As of DQN's Config."""
+
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
         model = model or default_model(self, observation_space, action_space)
         check_not_privileged(observation_space)
-        return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed)
+        own = {"make_network": self.make_q_network}
+        return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, **own)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
         return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)

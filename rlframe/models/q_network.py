@@ -16,19 +16,20 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import PRIVILEGED
-from rlframe.core.struct import Tree, as_numpy
+from rlframe.core.spaces import PRIVILEGED, zeros
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.matmul import linear
 from rlframe.kernels.transfer import to_device
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
-from rlframe.models.base import Model, ModelConfig
+from rlframe.models.base import Model, ModelConfig, with_modes
 from rlframe.models.encoders import convolves
 from rlframe.models.network import ACTIVATIONS, Network, Norm
 from rlframe.models.normalize import normalization_of
-from rlframe.models.views import ActionOutputs, View, special_entries
+from rlframe.models.views import ActionOutputs, View, mask_entries, special_entries
 
+MakeQNetwork = Callable[[spaces.Space, spaces.Discrete, int, ModelConfig], nn.Module]  # spaces, n_atoms, the config
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
 
@@ -48,7 +49,7 @@ class QModel(Model):
         """
 
     def resample(self, generator: torch.Generator) -> None:
-        """Draw new noise for noisy layers."""
+        """Draw new noise for noisy layers, if there are any."""
 
 
 class NoisyLinear(nn.Module):
@@ -237,6 +238,59 @@ class QNetwork(QModel):
             return of_actions(values, inputs.observation), numpy_inference.in_rows(state, n)
 
         return forward
+
+
+class OwnQNetwork(QModel):
+    """A user's network, from normalised observations [n, *obs] to values [n, A, n_atoms], or [n, A] of one atom."""
+
+    def __init__(
+        self,
+        make: MakeQNetwork,
+        observation_space: spaces.Space,
+        action_space: spaces.Discrete,
+        n_atoms: int,
+        config: ModelConfig,
+    ) -> None:
+        """Raises ConfigError if what `make` gives is no such network."""
+        super().__init__()
+        masks = mask_entries(observation_space, action_space)
+        self.norm = normalization_of(observation_space, config.normalize_observation, masks)
+        self.view = View(observation_space, *masks)
+        network = make(self.view.space, action_space, n_atoms, config)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"make_q_network gives {network!r:.60}; return a torch.nn.Module")
+        self.network, self.shape = with_modes(network), (int(action_space.n), n_atoms)
+        self.ndim = leaves(zeros(self.view.space))[0].ndim
+        with torch.no_grad():
+            self._values(map_tree(torch.from_numpy, zeros(self.view.space, (2,))))
+
+    def forward(
+        self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0, *tau: Tensor
+    ) -> tuple[Tensor, Tree]:
+        seen = self.view(self.normalized(inputs.observation))
+        x = leaves(seen)[0]
+        lead = x.shape[: x.dim() - self.ndim]
+        return self._values(map_tree(lambda x: x.reshape(-1, *x.shape[len(lead) :]), seen)).unflatten(0, lead), state
+
+    def _values(self, observation: Tree) -> Tensor:
+        """Values [n, A, n_atoms]."""
+        found: Tensor = self.network(observation)
+        wanted = (len(leaves(observation)[0]), *self.shape)
+        found = found.unsqueeze(-1) if (*found.shape, 1) == wanted else found
+        if found.shape != wanted:
+            n, A, n_atoms = wanted
+            raise ConfigError(
+                f"make_q_network: {type(self.network).__name__} gives {list(found.shape)} for {n} observations; it "
+                f"must be {list(wanted) if n_atoms > 1 else [n, A]}, of {A} actions and n_atoms={n_atoms}"
+            )
+        return found
+
+    def normalized(self, observation: Tree) -> Tree:
+        return self.norm(observation) if self.norm else observation
+
+    def observe(self, observation: Tree) -> None:
+        if self.norm:
+            self.norm.update(observation)
 
 
 class Fractions(nn.Module):
