@@ -1,8 +1,8 @@
 """Fill in what the docs take from the code: tables of keys and metrics, the examples, and CONTRIBUTING.md.
 
 A page names it in a comment on a line of its own, such as `<!-- keys: ppo -->`. A line `[In the repository](FILE)`
-below it, for those who read the page there, is left out. mkdocs calls `on_page_markdown` for
-every page (mkdocs.yml lists this file under `hooks`).
+below it, for those who read the page there, is left out, and links to these files lead to their pages. mkdocs calls
+`on_page_markdown` for every page (mkdocs.yml lists this file under `hooks`).
 """
 
 import ast
@@ -23,6 +23,10 @@ from rlframe.experiment.config import Experiment
 from rlframe.record import METRICS, metrics_table
 
 _COMMENT = re.compile(r"^<!-- (\w+):? ?(.*?) -->$(?:\n\n\[In the repository\]\(.*\)$)?", re.MULTILINE)
+_PAGES = {  # of files of the repository
+    re.compile(r"\]\(\.\./((?:\.\./)*)examples/(\w+)\.py\)"): r"](\1examples.md#\2py)",
+    re.compile(r"\]\(\.\./((?:\.\./)*)CONTRIBUTING\.md"): r"](\1contributing.md",
+}
 ROOT = Path(__file__).parents[1]
 _GUIDES = {
     "optimizer": "[Optimizers](../guides/optimizers.md)",
@@ -42,6 +46,8 @@ PARTS = (
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace every `<!-- name: argument -->` line whose name is in FILLERS, with the line for the repository below."""
+    for link, page in _PAGES.items():
+        markdown = link.sub(page, markdown)
     return _COMMENT.sub(_filled, markdown)
 
 

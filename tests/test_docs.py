@@ -211,9 +211,17 @@ def test_plot_commands_parse(tmp_path: Path, run_dir: Path, monkeypatch: pytest.
 
 @name
 def test_links_lead_to_files(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", document.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+            path = document.parent / target if target else document
+            assert path.exists(), f"{document.name}: {target}"
+            assert not anchor or anchor in anchors(path), f"{document.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """What headings of a page can be linked by."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", each).strip().lower().replace(" ", "-") for each in headings]
 
 
 @pytest.mark.parametrize("algo", module_names("rlframe.algos"))

@@ -157,6 +157,7 @@ n_steps=100 -> did you mean runner.n_steps?
 n_step=100 -> did you mean runner.n_steps?
 n_envs=4 -> did you mean sampler.batch_B or eval.n_envs?
 algo=dqn algo.buffer_size=3 -> did you mean algo.replay.size?
+run_dir=x algo=ppo -> did you mean log_dir?
 env=PongNoFrameskip-v4 -> gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5
 env=ale_py:PongNoFrameskip-v4 -> gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5
 env=CartPole-v1 model.distribution=gaussian -> model.distribution is for Box actions

@@ -125,6 +125,11 @@ class Agent(nn.Module, ABC):
         """Whether the model has memory to carry from row to row."""
         return bool(leaves(self.initial_state([0])))
 
+    @property
+    def uses_previous(self) -> bool:
+        """Whether a network of it reads the previous action, the reward or `first`: it has `uses_previous = True`."""
+        return any(getattr(part, "uses_previous", False) for part in self.modules() if part is not self)
+
 
 class ModelAgent(Agent):
     """An agent with one network, which may have memory."""

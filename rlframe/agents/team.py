@@ -49,7 +49,7 @@ class Team(Agent):
             own = observation_space.own[name], action_space.own[name]
             if self.turns:
                 self._begun[name] = _first_step(agent, *own)
-            if self.turns and (agent.recurrent or uses_previous(agent)):
+            if self.turns and (agent.recurrent or agent.uses_previous):
                 raise ConfigError(
                     f"policy {name}: agents that take turns have rows in which they wait, which a network with memory "
                     f"or with previous actions would see; use model.memory=none and model.feed_back=false"
@@ -161,11 +161,6 @@ class _Views:
                 self._known.clear()
             self._known[id(inputs)] = inputs, noise, given
         return given
-
-
-def uses_previous(agent: Agent) -> bool:
-    """Whether a network of an agent sees previous actions and rewards."""
-    return any(bool(vars(part).get("uses_previous", False)) for part in agent.modules())
 
 
 def _unless(waits: Any, new: Tree, old: Tree, where: Any) -> Tree:

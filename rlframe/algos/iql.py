@@ -121,7 +121,7 @@ class IQL(FromReplay):
         return params, value
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ_i E[(r + γ V(s') - Q_i(s, a))²] [] (eq. 6), and metrics."""
+        """Σ_i E[(r + γ V(s') - Q_i(s, a))²]   (eq. 6), and metrics."""
         with torch.no_grad():
             next_value = self.agent(batch.next_inputs, ())[1]
         values = self._values(*self._of_data(batch))

@@ -262,8 +262,15 @@ class QLearning(OffPolicy):
 def replay_of(
     config: Any, agent: Any, batch_spec: BatchSpec, seed: int, reader: ReaderConfig[Batch], **others: Any
 ) -> Replay[Batch]:
-    """Replay made from config.replay for an agent with a model, on its device; `others` as of `make_replay`."""
-    others |= {"previous": agent.model.uses_previous, "device": next(agent.parameters()).device, "seed": seed}
+    """Replay made from config.replay for an agent of these spaces, on its device; `others` as of `make_replay`.
+
+    Raises:
+        ConfigError: an agent of the user's does not have its spaces.
+    """
+    for name in ("observation_space", "action_space"):
+        if not hasattr(agent, name):
+            raise ConfigError(f"replay needs {type(agent).__name__}.{name}; set it in __init__")
+    others |= {"previous": agent.uses_previous, "device": next(agent.parameters()).device, "seed": seed}
     return make_replay(config.replay, agent.observation_space, agent.action_space, batch_spec, reader, **others)
 
 
@@ -290,7 +297,7 @@ def joint_replay(
         side_by_side(agent.action_space, n_agents, canonical=True),
         batch_spec,
         NStep(config.discount, config.n_step),
-        previous=agent.model.uses_previous,
+        previous=agent.uses_previous,
         device=next(agent.parameters()).device,
         seed=seed,
     )

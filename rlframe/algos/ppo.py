@@ -132,7 +132,7 @@ class PPO(OnPolicyEpochs):
 
     def batch_of(self, samples: Samples, value: Tensor) -> Batch:
         """The rows to learn from, with advantages and returns by the values [T+1, B] of all observations."""
-        return self.ready(make_batch(samples, *self.targets(samples, value), self.agent.model.uses_previous))
+        return self.ready(make_batch(samples, *self.targets(samples, value), self.agent.uses_previous))
 
     def targets(self, samples: Samples, value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns [T, B] of a batch, by the values [T+1, B]; advantages are normalised later."""

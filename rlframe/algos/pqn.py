@@ -137,7 +137,7 @@ class PQN(OnPolicyEpochs):
         q = self.agent.of_allowed(q, samples.inputs)
         return_ = q_lambda_return(samples.reward, q, *ends, c.discount, c.q_lambda)
         inputs = samples.inputs[:-1]
-        if not self.agent.model.uses_previous:
+        if not self.agent.uses_previous:
             inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
         fit = explained_variance(q[:-1].amax(-1), return_, samples.valid)
         return ReturnRows(inputs, samples.action, return_, samples.valid), {"explained_variance": fit}

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from rlframe.agents import Agent
 from rlframe.agents.base import AgentState
-from rlframe.agents.team import uses_previous
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import one_line
 from rlframe.core.multi_agent import OBSERVATION
@@ -170,7 +169,7 @@ class GreedyPolicy(nn.Module):
                 bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
                 for name, value in {**bounds, "least": box.low, "most": box.high}.items():
                     self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
-        self.stateful = agent.recurrent or uses_previous(agent)
+        self.stateful = agent.recurrent or agent.uses_previous
 
     def initial_state(self, n: int) -> Tree:
         """The state at the start of n episodes."""

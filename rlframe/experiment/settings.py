@@ -35,6 +35,7 @@ _COMMAND_KEYS = (
 _CUTOFF = 0.6  # how similar words are that are suggested
 _OF_SEVERAL = ("sweep", "zip", "search")  # before a key
 _OTHER_WORDS = {  # of other frameworks, and the last word of what they are called here
+    **dict.fromkeys(("run_dir", "save_dir", "output_dir", "out", "out_dir", "logdir", "tensorboard_log"), "log_dir"),
     "action_noise": "explore",
     "alpha": "decay",
     "batch_size": "minibatches",
@@ -305,7 +306,8 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     longer = next((key for key, x in known.items() if isinstance(x, Part) and key.endswith(f".{group}")), "")
     if longer:
         return f"; did you mean {longer}.{name}?"
-    named = inside or named or get_close_matches(unknown, [*known, *others], n=1, cutoff=_CUTOFF)
+    named = inside or named or [word] * (word in others)
+    named = named or get_close_matches(unknown, [*known, *others], n=1, cutoff=_CUTOFF)
     if group == "env" and not inside and not get_close_matches(name, chz.chz_fields(EnvOptions), cutoff=_CUTOFF):
         return f"; an argument of the environment is env_kwargs.{name}"
     return f"; did you mean {' or '.join(named)}?" if named else ""

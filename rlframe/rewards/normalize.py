@@ -82,5 +82,4 @@ def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewar
 
 def _reads_reward(agent: Agent) -> bool:
     """Whether the network sees the previous reward; a memory of ours alone sees `first`, a user's model may do both."""
-    config, reads = agent.model_config, bool(getattr(agent, "model", agent).uses_previous)
-    return reads if config is None else bool(config.feed_back)
+    return agent.uses_previous if agent.model_config is None else bool(agent.model_config.feed_back)

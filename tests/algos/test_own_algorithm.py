@@ -9,12 +9,15 @@ from torch import nn
 
 from rlframe import launch
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.off_policy import FromReplay
+from rlframe.algos.off_policy import FromReplay, FromReplayConfig, replay_of
 from rlframe.algos.ppo import Config as PPOConfig
 from rlframe.core.errors import ConfigError
+from rlframe.core.types import BatchSpec
+from rlframe.replay import NStep
 from rlframe.updates.optimizer_step import make_optimizer_step
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules
+from tests.algos.test_learning_from_data import Scripted
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
 
@@ -85,6 +88,50 @@ def test_a_config_without_the_keys_of_replay_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="Own needs a Config that inherits FromReplayConfig"):
         Own(nn.Linear(1, 1), None, 100, PPOConfig())
+
+
+ON_AN_OWN_AGENT = """
+import chz
+import torch
+from AGENT import EpsilonAgent
+from rlframe.algos.off_policy import FromReplay, FromReplayConfig, replay_of
+from rlframe.core.seeding import Role, seed_int
+from rlframe.models.network import initial_weights
+from rlframe.replay import NStep
+from rlframe.updates.optimizer_step import make_optimizer_step
+
+class QLearning(FromReplay):
+    saved = (*FromReplay.saved, "optimizer")
+    def __init__(self, agent, replay, n_steps, config):
+        super().__init__(agent, replay, n_steps, config)
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
+    def update(self):
+        batch = self.replay.sample(self.config.batch_size)
+        with torch.no_grad():
+            value = self.agent.network(batch.next_inputs.observation).amax(-1)
+        q = self.agent.network(batch.inputs.observation).gather(-1, batch.action[:, None]).squeeze(-1)
+        self.optimizer.minimize((q - batch.return_ - batch.bootstrap * value).square().mean(), batch)
+        self.progress.updates += 1
+        return {}
+
+@chz.chz
+class Config(FromReplayConfig):
+    def make_agent(self, observation_space, action_space, model, seed=0):
+        with initial_weights(seed_int(seed, Role.MODEL)):
+            return EpsilonAgent(observation_space, action_space, torch.nn.Linear(4, 2))
+    def make_algorithm(self, agent, batch_spec, n_steps, seed=0):
+        return QLearning(agent, replay_of(self, agent, batch_spec, seed, NStep(0.9, 1)), n_steps, self)
+"""
+
+
+def test_an_agent_of_your_own_learns_from_replay_and_is_resumed_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = saved_block("epsilon_agent", "tutorials/own_algorithm", tmp_path, monkeypatch)
+    (algo := tmp_path / f"own_{tmp_path.name}.py").write_text(ON_AN_OWN_AGENT.replace("AGENT", agent.stem))
+    assert_resumed_exactly(f"algo={algo} {RUN.replace('Pendulum-v1', 'CartPole-v1')}", tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"replay needs Scripted\.observation_space; set it in __init__"):
+        replay_of(FromReplayConfig(), Scripted(lambda x, noise: x), BatchSpec(1, 1), 0, NStep(0.9, 1))
 
 
 def test_a_loss_through_another_network_gives_it_no_gradient() -> None:
