@@ -15,9 +15,8 @@ from rlframe.kernels.device import in_bf16
 from rlframe.record.metrics import add, noting
 from rlframe.system.cuda_graph import WARM_UPS, CudaGraph, Graph
 from rlframe.updates.optimizer_step import OptimizerStep
+from rlframe.updates.recorded import Learn
 from rlframe.updates.side_effects import Reading, without_side_effects
-
-Learn = Callable[[Tree], Any]  # from the data of an update to a tree of tensors; see `graphed`
 
 _log = logging.getLogger("rlframe")
 
