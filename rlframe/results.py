@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlframe.analysis.adding import add_runs, add_settings
 from rlframe.analysis.comparison_figure import fill_figure
 from rlframe.analysis.figures import new_figure, save_figure
-from rlframe.analysis.results import add_runs, add_settings, spell_seeds
+from rlframe.analysis.results import spell_seeds
 from rlframe.analysis.tables import aggregates_table, compare, improvements_table, results_table
 from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import nearest

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rlframe import plot
+from rlframe.analysis.adding import add_runs
 from rlframe.analysis.curves import find_experiments, read_run
-from rlframe.analysis.results import Results, add_runs, claim, read_results, read_seeds, short, spell_seeds
+from rlframe.analysis.results import Results, claim, read_results, read_seeds, short, spell_seeds
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import in_turn
 from rlframe.results import main
@@ -251,10 +252,17 @@ def test_another_file_of_the_name_of_the_facts_is_not_overwritten(tmp_path: Path
         ("seed,updates\n0,1\n", "its first columns must be seed,env_steps"),
         ("seed,env_steps,y\n0,1,much\n", "could not convert string to float: 'much'"),
         ("seed,env_steps,y\n", "has no rows"),
+        ("seed,env_steps,y,y\n0,1,2,3\n", "it has the column y twice"),
+        ("seed,env_steps,y\n0,-1,2\n", "a row has env_steps=-1"),
+        ("seed,env_steps,y\n0,inf,2\n", "a row has env_steps=inf"),
+        ("seed,env_steps,y\n0,1,2\n0,2,\n", "the row of env_steps=2 has no value"),
+        ("seed,env_steps,y\n0,1,2\n0,1,2\n", "the row of env_steps=1 is there twice"),
+        ("seed,env_steps,y\n0,1,2\n", "has the seeds 0, and its JSON file says that 0-1 were measured"),
     ],
 )
 def test_a_damaged_file_is_named(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "out.csv").write_text(content)
+    (tmp_path / "out.json").write_text('{"config": {}, "measured": [{"seeds": "0-1"}]}')
     with pytest.raises(ConfigError, match=message):
         read_results(tmp_path / "out.csv")
 
