@@ -13,7 +13,16 @@ from pathlib import Path
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import clear_output, prepare_output
-from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
+from rlframe.deploy.export import (
+    N_CHECKED,
+    ExportError,
+    FlatGreedy,
+    compare,
+    require_onnx,
+    save_onnx,
+    save_torch,
+    trace,
+)
 from rlframe.deploy.load import load_policy
 from rlframe.evaluation.policy import Policy
 from rlframe.experiment.weights import policies_at
@@ -70,7 +79,11 @@ def _write(out: Path, kind: str, policy: Policy) -> None:
     program = trace(flat)
     clear_output(out)
     exported = (save_onnx if kind == "onnx" else save_torch)(program, flat, out)
-    difference = compare(flat, exported)
+    try:
+        difference = compare(flat, exported)
+    except ExportError:
+        clear_output(out)
+        raise
     print(f"{out}: {', '.join(flat.inputs)} -> {', '.join(flat.outputs)}, each with a leading batch dimension")
     print(f"checked on {N_CHECKED:,} observations: the actions are the agent's, largest difference {difference:.1e}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from rlframe.evaluation.policy import GreedyPolicy
 
 N_CHECKED = 1000  # observations that `compare` checks
 _BATCH = 50
-_TOLERANCE = 1e-4  # of rounding, in units of the action
+_TOLERANCE = 1e-4  # of rounding; see `_difference`
 
 Policy = Callable[[list[np.ndarray]], list[np.ndarray]]  # an exported policy: arrays in, arrays out
 
@@ -127,8 +128,16 @@ def save_onnx(program: ExportedProgram, flat: FlatGreedy, out: Path) -> Policy:
     return lambda arrays: session.run(None, {name: arrays[index[name]] for name in used})
 
 
+def _difference(expected: np.ndarray, found: np.ndarray) -> float:
+    """The largest of actions; of real numbers in units of the largest above 1. Inf if one is not finite."""
+    exact = expected.astype(np.float64)
+    unit = max(1.0, float(np.abs(exact).max())) if expected.dtype.kind == "f" else 1.0
+    largest = float((np.abs(exact - found) / unit).max())
+    return largest if math.isfinite(largest) else math.inf
+
+
 def compare(flat: FlatGreedy, policy: Policy) -> float:
-    """The largest difference between actions of the exported policy and of `Agent.step`, each with its own state.
+    """The largest `_difference` between actions of the exported policy and of `Agent.step`, each with its own state.
 
     Raises:
         ExportError: they differ by more than rounding.
@@ -148,7 +157,7 @@ def compare(flat: FlatGreedy, policy: Policy) -> float:
         results = policy([*leaves(observation), *state, *([reward] if state else [])])
         state = list(results[len(expected) :])
         for one, other in zip(expected, results, strict=False):
-            largest = max(largest, float(np.abs(one.astype(np.float64) - other).max()))
+            largest = max(largest, _difference(one, other))
     if largest > _TOLERANCE:
         raise ExportError(f"the exported policy acts differently, by {largest:g}; please report this")
     return largest

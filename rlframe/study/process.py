@@ -140,7 +140,7 @@ class RunProcess:
             return status, reason
         if own.get("ended") in ("completed", "stopped"):
             return 0, ""
-        return status, str(own.get("reason")) if own.get("ended") == "failed" else reason
+        return status, str(own["reason"]) if own.get("ended") in ("failed", "interrupted") else reason
 
     def check_hung(self, stall_s: float) -> None:
         """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait."""

@@ -1,5 +1,6 @@
 """Exported policies and load_policy act like the agent on observations of environments."""
 
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from gymnasium import spaces
 
 import rlframe
 from rlframe import export, launch
-from rlframe.deploy.export import FlatGreedy, trace
+from rlframe.deploy.export import FlatGreedy, _difference, trace
 from rlframe.envs import debug_envs
 from rlframe.evaluation.policy import Policy
 from tests.samplers.made import agent_for
@@ -95,6 +96,32 @@ def test_a_file_of_another_run_is_replaced_only_by_its_name(
     assert export.main([str(tmp_path / "run_0")]) == 2
     assert "policy.pt2 exists, perhaps of another run; replace it by out=policy.pt2" in capsys.readouterr().err
     assert (tmp_path / "policy.pt2").read_text() == "another"
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "difference"),
+    [
+        ([2e4, -1.0], [2e4, -1.002], 1e-7),  # of 20,000
+        ([0.5, -0.5], [0.5, -0.25], 0.25),
+        ([0.5, 1.0], [0.5, math.nan], math.inf),
+        ([math.nan], [math.nan], math.inf),
+    ],
+)
+def test_a_difference_is_relative_to_wide_actions_and_none_hides_as_nan(
+    expected: list[float], found: list[float], difference: float
+) -> None:
+    assert _difference(np.array(expected, np.float32), np.array(found)) == pytest.approx(difference, rel=1e-3)
+    assert _difference(np.array([30_000]), np.array([30_001])) == 1, "a choice is right or wrong"
+
+
+def test_a_file_that_acts_differently_does_not_stay(
+    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs("shifted")
+    monkeypatch.setattr("rlframe.deploy.export._difference", lambda *_: 0.5)
+    assert export.main([str(run), f"out={tmp_path / 'policy.pt2'}"]) == 1
+    assert "the exported policy acts differently, by 0.5" in capsys.readouterr().err
+    assert not (tmp_path / "policy.pt2").exists()
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporters
