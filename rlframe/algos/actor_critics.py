@@ -119,7 +119,7 @@ class Temperature(nn.Module):
 
 
 class OffPolicyActorCritic(OffPolicy):
-    """Base class of DDPG and SAC: acts at random at first, and learns from replay with scaled returns or not."""
+    """Base class of DDPG, SAC and what is made of them: acts at random first, and learns with scaled returns or not."""
 
     agent: ActorAgent
     saved = (*OffPolicy.saved, "scaled_returns")

@@ -65,9 +65,9 @@ class OnPolicyConfig:
 
 
 class OnPolicy(Algorithm):
-    """Base class of algorithms that learn from each batch once, as it arrives, by one gradient step.
+    """Base class of algorithms that learn from each batch as it arrives, and then never again: here by one step.
 
-    Subclasses add `_learn`, and those that make several steps their own `update`.
+    Subclasses add `_learn`, and those that make several steps an `update` of their own.
     """
 
     agent: PolicyAgent | QAgent
