@@ -7,8 +7,9 @@ from another person, so its config may name only parts of rlframe, registered en
 from __future__ import annotations
 
 import importlib
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +49,7 @@ _OWN_MODULE = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
 _OWN_ENVS = "rlframe.envs.debug_envs"  # whose callables alone, of rlframe's, are environments
 _OWN_WRAPPER = "rlframe.envs.wrappers:ActionMaskFromInfo"
 _OWN_PLAYERS = "rlframe.envs.debug_players"
+_ANY = re.compile(".*", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
@@ -154,40 +156,17 @@ def _shown(value: Any) -> str:
 
 
 def _is_plain(key: str, value: Any) -> bool:
+    """Whether an entry is harmless: by the rule of its key, else as a number, a plain word or a part of rlframe."""
     key = _POLICY.sub("", key)
-    if key == "agents.global_state":
-        return str(value).lower() in ("", "true", "false")
-    if _AGENTS.fullmatch(key):
-        return all(_PATTERN.fullmatch(text) for text in _texts(value))
-    if key in ("env", "eval.env"):
-        return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _is_of(_OWN_ENVS, value))
+    if rule := _RULES.get(key):
+        return rule(value)
     if key.partition(".")[0] == "env_vars":  # libraries load code by many of them
         return value == {}
-    if key == "model.encoder":
-        return isinstance(value, str) and bool(_NAME.fullmatch(value))
-    if key == "experiment":
-        return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key in ("callbacks", "sampler.statistics", "sync"):
-        return value in ("", [])
-    if key == "env.wrappers":
-        return all(name in ("", _OWN_WRAPPER) for name in _names(value))
-    if key in ("eval.function", "sampler.collector"):
-        return value == ""
-    if key == "agents.league.members":
-        return all(isinstance(text, str) for text in _texts(value))
-    if key == "eval.opponents":
-        return all(name in ("", RANDOM) or _is_of(_OWN_PLAYERS, name) for name in _names(value))
-    if key == "loggers":
-        return all(name in ("", *LOGGERS) for name in _names(value))
-    if key in _TEXT:
-        return isinstance(value, str)
+    if _AGENTS.fullmatch(key):
+        return all(_PATTERN.fullmatch(text) for text in _texts(value))
     if _KWARGS.fullmatch(key):
-        if len(str(value)) > _MAX_TEXT:
-            return False
-        return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
-    if key in _LISTS and len(_widths(value)) > _MAX_LAYERS:
-        return False
-    if key in _MAX and _number(value) > _MAX[key]:
+        return len(str(value)) <= _MAX_TEXT and all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
+    if (key in _LISTS and len(_widths(value)) > _MAX_LAYERS) or _number(value) > _MAX.get(key, math.inf):
         return False
     if isinstance(value, Mapping) or key in _GROUPS:
         return False
@@ -202,6 +181,29 @@ def _is_of(module: str, name: str) -> bool:
         return False
     found = getattr(importlib.import_module(module), attribute, None)
     return callable(found) and getattr(found, "__module__", "") == module
+
+
+def _is_text(value: Any, form: re.Pattern[str] = _ANY) -> bool:
+    return isinstance(value, str) and bool(form.fullmatch(value))
+
+
+def _is_env(value: Any) -> bool:
+    return _is_text(value) and (not value or _is_text(value, _REGISTERED) or _is_of(_OWN_ENVS, value))
+
+
+_RULES: dict[str, Callable[[Any], bool]] = {  # of keys that no general rule is for
+    **dict.fromkeys(_TEXT, _is_text),
+    **dict.fromkeys(("env", "eval.env"), _is_env),
+    **dict.fromkeys(("callbacks", "sampler.statistics", "sync"), lambda x: x in ("", [])),
+    **dict.fromkeys(("eval.function", "sampler.collector"), lambda x: x == ""),
+    "experiment": lambda x: _is_text(x, _PRESET),
+    "model.encoder": lambda x: _is_text(x, _NAME),
+    "env.wrappers": lambda x: all(name in ("", _OWN_WRAPPER) for name in _names(x)),
+    "eval.opponents": lambda x: all(name in ("", RANDOM) or _is_of(_OWN_PLAYERS, name) for name in _names(x)),
+    "loggers": lambda x: all(name in ("", *LOGGERS) for name in _names(x)),
+    "agents.league.members": lambda x: True,  # directories of runs, which are checked as they are read
+    "agents.global_state": lambda x: str(x).lower() in ("", "true", "false"),
+}
 
 
 def _number(value: Any) -> float:
