@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.core.spaces import ACTION_MASK, PRIVILEGED, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models import numpy_inference
@@ -76,12 +76,12 @@ class OwnActor(ActorModel):
         if not isinstance(network, nn.Module):
             raise ConfigError(f"make_actor gives {network!r:.60}; return a torch.nn.Module")
         self.network, self.n_params = with_modes(network), n_params
-        with torch.no_grad():
+        with torch.no_grad(), naming(f"{type(network).__name__} of make_actor failed in forward"):
             self(map_tree(torch.from_numpy, zeros(observation_space, (2,))))
 
     def outputs(self, normalized: Tree) -> Tensor:
         found: Tensor = self.network(self.view(normalized))
-        n = len(leaves(normalized)[0])
+        n = leaves(normalized)[0].shape[0]  # len() would fix it in exports
         if found.shape != (n, self.n_params):
             raise ConfigError(
                 f"make_actor: {type(self.network).__name__} gives {list(found.shape)} for {n} observations; it must be "

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.core.spaces import PRIVILEGED, zeros
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
@@ -261,7 +261,7 @@ class OwnQNetwork(QModel):
             raise ConfigError(f"make_q_network gives {network!r:.60}; return a torch.nn.Module")
         self.network, self.shape = with_modes(network), (int(action_space.n), n_atoms)
         self.ndim = leaves(zeros(self.view.space))[0].ndim
-        with torch.no_grad():
+        with torch.no_grad(), naming(f"{type(network).__name__} of make_q_network failed in forward"):
             self._values(map_tree(torch.from_numpy, zeros(self.view.space, (2,))))
 
     def forward(
@@ -275,7 +275,7 @@ class OwnQNetwork(QModel):
     def _values(self, observation: Tree) -> Tensor:
         """Values [n, A, n_atoms]."""
         found: Tensor = self.network(observation)
-        wanted = (len(leaves(observation)[0]), *self.shape)
+        wanted = (leaves(observation)[0].shape[0], *self.shape)  # len() would fix it in exports
         found = found.unsqueeze(-1) if (*found.shape, 1) == wanted else found
         if found.shape != wanted:
             n, A, n_atoms = wanted

@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.algos import dqn, pqn
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.struct import map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.exploration import NoisyConfig
@@ -97,11 +97,18 @@ def test_what_does_not_fit_is_refused(shape: tuple[int, ...], settings: Any, mod
         with_net(dqn, *shape)(**settings).make_agent(VECTOR, THREE, ModelConfig(**model))
 
 
-def test_what_is_no_network_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        (Net, r"make_q_network gives <class .*Net.*>; return a torch\.nn\.Module"),
+        (Net(2, 3), "Net of make_q_network failed in forward: RuntimeError: mat1 and mat2 shapes"),
+    ],
+)
+def test_what_is_no_network_of_these_observations_is_refused(network: Any, says: str) -> None:
     @chz.chz
     class Config(dqn.Config):
         def make_q_network(self, *given: Any) -> Any:
-            return Net
+            return network
 
-    with pytest.raises(ConfigError, match=r"make_q_network gives <class .*Net.*>; return a torch\.nn\.Module"):
+    with pytest.raises(ReadableError, match=says):
         Config().make_agent(VECTOR, THREE, ModelConfig())

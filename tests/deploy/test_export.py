@@ -14,9 +14,13 @@ from gymnasium import spaces
 
 import rlframe
 from rlframe import export, launch
+from rlframe.algos import dqn, td3
 from rlframe.deploy.export import FlatGreedy, _difference, trace
 from rlframe.envs import debug_envs
 from rlframe.evaluation.policy import Policy
+from rlframe.models import ModelConfig
+from tests.agents import test_own_actor as own_actors
+from tests.agents import test_own_q_network as own_q_networks
 from tests.samplers.made import agent_for
 
 SLOW = pytest.mark.slow
@@ -142,6 +146,17 @@ def test_a_program_needs_nothing_that_only_critics_see() -> None:
     assert flat.inputs == ["observation_seen"]
     actions = trace(flat).module()(torch.zeros(7, 3))
     assert [x.shape for x in actions] == [(7, 2)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporters
+@pytest.mark.parametrize("kind", ["actor", "q_network"])
+def test_networks_of_your_own_are_exported_for_batches_of_any_size(kind: str) -> None:
+    config = own_actors.with_net(td3)() if kind == "actor" else own_q_networks.with_net(dqn, 3)()
+    observed, done = own_actors.VECTOR, own_actors.BOX if kind == "actor" else spaces.Discrete(3)
+    flat = FlatGreedy(Policy(config.make_agent(observed, done, ModelConfig(), 0), observed, done).greedy)
+    program = trace(flat).module()
+    x = torch.linspace(-1, 1, 7).unsqueeze(-1)
+    torch.testing.assert_close(program(x), list(flat(x)))
 
 
 @pytest.mark.filterwarnings("ignore")
