@@ -63,7 +63,7 @@ def defined_by(value: Any) -> Any:
 
 def is_own(value: Any) -> bool:
     """Whether a class, or that of an object, is the user's."""
-    return not defined_by(value).__module__.startswith("rlframe.")
+    return not (defined_by(value).__module__ or "").startswith("rlframe.")
 
 
 def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:

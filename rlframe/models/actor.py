@@ -72,7 +72,8 @@ class OwnActor(ActorModel):
     ) -> None:
         """Raises ConfigError if what `make` gives is no such network."""
         super().__init__(observation_space, action_space, config)
-        network = make(self.view.space, action_space, n_params, config)
+        with naming("make_actor failed"):
+            network = make(self.view.space, action_space, n_params, config)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"make_actor gives {network!r:.60}; return a torch.nn.Module")
         self.network, self.n_params = with_modes(network), n_params

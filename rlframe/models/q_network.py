@@ -256,7 +256,8 @@ class OwnQNetwork(QModel):
         masks = mask_entries(observation_space, action_space)
         self.norm = normalization_of(observation_space, config.normalize_observation, masks)
         self.view = View(observation_space, *masks)
-        network = make(self.view.space, action_space, n_atoms, config)
+        with naming("make_q_network failed"):
+            network = make(self.view.space, action_space, n_atoms, config)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"make_q_network gives {network!r:.60}; return a torch.nn.Module")
         self.network, self.shape = with_modes(network), (int(action_space.n), n_atoms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import chz
 from torch import Tensor, nn
@@ -69,13 +69,14 @@ class Optimizer(ABC):
 class OptimizerConfig:
     """Base class of the Configs of optimizers."""
 
-    def without_decay(self) -> Self:
-        """This config without weight decay."""
-        return chz.replace(self, weight_decay=0.0) if "weight_decay" in chz.chz_fields(self) else self
-
     def make(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """The optimizer of these parameters."""
         raise NotImplementedError
+
+    def make_without_decay(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
+        """The same without weight decay."""
+        own = chz.replace(self, weight_decay=0.0) if "weight_decay" in chz.chz_fields(self) else self
+        return own.make(parameters)
 
 
 def optimizer(default: str = "adam", epsilon: float = 1e-8) -> Any:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any
 from weakref import WeakValueDictionary
 
 import chz
@@ -60,12 +60,11 @@ class OwnConfig(OptimizerConfig):
             raise ConfigError(f"{key} computes the loss several times a step (a closure), which no algorithm here does")
         return cls
 
-    def without_decay(self) -> Self:
-        takes_it = "weight_decay" in {*inspect.signature(self.load()).parameters, *self.kwargs}
-        return chz.replace(self, kwargs={**self.kwargs, "weight_decay": 0.0}) if takes_it else self
-
     def make(self, parameters: Sequence[nn.Parameter]) -> OwnOptimizer:
         return OwnOptimizer(parameters, self)
+
+    def make_without_decay(self, parameters: Sequence[nn.Parameter]) -> OwnOptimizer:
+        return OwnOptimizer(parameters, self, decays=False)
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +105,8 @@ class OwnOptimizer(Optimizer):
 
     on_device = False
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: OwnConfig) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], config: OwnConfig, decays: bool = True) -> None:
+        """`decays`: as its arguments say; else its groups have a `weight_decay` of 0."""
         super().__init__(parameters)
         self.name, cls = config.name, config.load()
         self._key = next(_keys)
@@ -123,6 +123,9 @@ class OwnOptimizer(Optimizer):
                     f"algo.optimizer={self.name}: {shortened(' '.join(str(error).split()))}; {hint}"
                 ) from None
 
+        for group in self.optimizer.param_groups:
+            if not decays and "weight_decay" in group:
+                group["weight_decay"] = 0.0
         self._made = [_numbers(group) for group in self.optimizer.param_groups]
 
     def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:

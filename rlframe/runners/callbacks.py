@@ -238,20 +238,20 @@ def _call(callback: Callback, hook: str, *arguments: Any) -> Any:
         raise CallbackError(f"callback {name_of(callback)} failed in {hook}: {describe(error)}") from error
 
 
-def _ended(callbacks: Iterable[Callback]) -> list[CallbackError]:
-    """End all of them; returns the errors of those that failed."""
-    found = []
+def _ended(callbacks: Iterable[Callback]) -> list[BaseException]:
+    """End all of them, also after a Ctrl-C in one; returns the errors of those that failed."""
+    found: list[BaseException] = []
     for callback in callbacks:
         try:
             _call(callback, "on_end")
-        except CallbackError as error:
+        except BaseException as error:
             found.append(error)
     return found
 
 
-def _warn(errors: Iterable[CallbackError]) -> None:
+def _warn(errors: Iterable[BaseException]) -> None:
     for error in errors:
-        _logger.warning("%s", error)
+        _logger.warning("%s", describe(error))
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:

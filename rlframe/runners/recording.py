@@ -58,8 +58,6 @@ class Recorder(Callback):
         self._cutters: dict[int, EpisodeCutter] = {}  # by stream
         self._pending: list[Episode] = []
         self._bytes, self._flushed_s = 0, 0.0
-        self._shares: queue.Queue[list[Episode] | None] = queue.Queue(_MOST_SHARES)
-        self._failure: Exception | None = None
         self._writer: DatasetWriter | None = None
         self._behaviour: Behaviour = as_acted  # of the next batch
         self._records, self._of_run = True, False  # whether this run does, and has a directory
@@ -79,7 +77,9 @@ class Recorder(Callback):
         for stream, state in self._resumed.get("streams", {}).items():
             self._cutter(int(stream)).load_state_dict(state)
         self._resumed = {}
-        threading.Thread(target=self._write, args=(self._writer,), name="recording", daemon=True).start()
+        self._shares: queue.Queue[list[Episode] | None] = queue.Queue(_MOST_SHARES)
+        self._failure: Exception | None = None
+        threading.Thread(target=self._write, args=(self._writer, self._shares), name="recording", daemon=True).start()
 
     def _goes_on_elsewhere(self, token: str, tokens: Sequence[str], starts: Sequence[str]) -> str:
         """Which other run the dataset belongs to, or went on with since; empty if none."""
@@ -120,17 +120,17 @@ class Recorder(Callback):
         if self._failure is not None:
             raise RecordError(f"the dataset {self._name} cannot be written: {describe(self._failure)}")
 
-    def _write(self, writer: DatasetWriter) -> None:
+    def _write(self, writer: DatasetWriter, shares: queue.Queue[list[Episode] | None]) -> None:
         """Write shares until there is None."""
-        for share in iter(self._shares.get, None):
+        for share in iter(shares.get, None):
             try:
                 if self._failure is None:
                     writer.add(share)
             except Exception as error:  # of the disk, or of pyarrow; the thread goes on, so that nobody waits for it
                 self._failure = error
             finally:
-                self._shares.task_done()
-        self._shares.task_done()
+                shares.task_done()
+        shares.task_done()
 
     def on_end(self) -> None:
         if not self._records:

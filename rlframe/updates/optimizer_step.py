@@ -266,8 +266,8 @@ def make_optimizer_step(
     `decays`: with its weight decay, if it has one; that is for networks, and would draw a weight of a loss towards 1.
     """
     config = schedules.config.optimizer
-    config = config if decays else config.without_decay()
-    return OptimizerStep(config.make(list(parameters)), schedules, rate, units)
+    make = config.make if decays else config.make_without_decay
+    return OptimizerStep(make(list(parameters)), schedules, rate, units)
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
