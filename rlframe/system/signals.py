@@ -3,11 +3,13 @@
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from rlframe.core.errors import Interrupted
 
@@ -15,6 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processe
 OUT_OF_TIME = 1  # reason of a request by time limit; larger reasons are signals
 GRACE = "RLFRAME_GRACE_S"  # environment variable of a queued run, for which the queue waits
 _POLL_S, _GRACE_S = 0.25, 7.0
+_AGAIN_S = 0.02  # until the destructor has ended
 
 
 def _ignore(signum: int) -> None:
@@ -107,7 +110,7 @@ def _handled(request: StopRequest, grace_s: float) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    with handling(request._receive):
+    with handling(request._receive), _raised_again():
         done, main = threading.Event(), threading.get_ident()
         if math.isfinite(grace_s):
             threading.Thread(
@@ -117,6 +120,28 @@ def _handled(request: StopRequest, grace_s: float) -> Iterator[StopRequest]:
             yield request
         finally:
             done.set()
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """Within the block, an Interrupted that is raised in a destructor, where Python drops it, is raised once more."""
+    before, main = sys.unraisablehook, threading.get_ident()
+
+    def again(signum: int) -> None:
+        if sys.unraisablehook is hook:  # the block has not ended
+            signal.pthread_kill(main, signum)
+
+    def hook(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, Interrupted):
+            threading.Timer(_AGAIN_S, again, (unraisable.exc_value.exit_status - 128,)).start()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

@@ -37,6 +37,23 @@ def test_a_request_has_its_signal_and_the_exit_status_of_a_shell(signum):
     assert caught.value.exit_status == 128 + signal.SIGINT
 
 
+def test_a_second_signal_that_python_drops_in_a_destructor_is_raised_again(capsys):
+    class Signals:
+        def __del__(self):
+            send(signal.SIGTERM)
+
+    def work():
+        Signals()  # raised here, and dropped
+        time.sleep(10)
+
+    with stop_request():
+        send(signal.SIGINT)
+        with pytest.raises(Interrupted) as caught:
+            work()
+    assert caught.value.exit_status == 128 + signal.SIGTERM
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_queued_run_may_end_its_update_for_as_long_as_the_queue_waits(monkeypatch):
     assert snapshot_grace_s() == 7
     monkeypatch.setenv(GRACE, process._environment()[GRACE])
