@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import io
 import json
+import logging
 import math
 import os
 import socket
@@ -37,6 +38,7 @@ from rlframe.core.objects import is_own, name_of
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
 
+_log = logging.getLogger("rlframe")
 _MAX_JSONL, _JSON_BYTES = 1 << 28, 32  # bytes that are copied when a run is resumed, and more for each of its table
 _ROWS_AT_ONCE = 1_000
 _MAX_OWN = 1 << 34  # bytes of a table that a run writes: some 4e8 episodes
@@ -181,7 +183,20 @@ class JsonlLogger(Logger):
         """`table`: the progress.csv, which a CsvLogger has opened; existing rows are copied from it."""
         self._table, self._path = table, table.with_suffix(".jsonl")
         self._waiting: list[str] = []  # rows not yet written because of a disk error
+        self._keep_lost()
         self._copy()
+
+    def _keep_lost(self) -> None:
+        """Put an existing file aside that has more rows than the progress.csv, which has lost some."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            n_here = sum(1 for line in file if line.endswith(b"\n"))
+        n_there = max(0, sum(1 for _ in _table(self._table)) - 1)
+        if n_here > n_there:
+            aside = self._path.with_name(f"abandoned_{self._path.name}")
+            self._path.replace(aside)
+            _log.warning(f"{self._table.name} has only {n_there:,} of {n_here:,} rows; all are kept in {aside.name}")
 
     def _copy(self) -> None:
         table = _table(self._table)

@@ -138,7 +138,8 @@ class Sync(BaseSync):
         self._n_in_row += 1
         self._problem = problem
         if self._n_in_row == 1:
-            text = f"sync: the run is not copied to {shortened(self.place)}: {problem}; this is tried again later"
+            later = "" if self._is_refused else "; this is tried again later"
+            text = f"sync: the run is not copied to {shortened(self.place)}: {problem}{later}"
             _logger.warning("%s", printable(text))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.arguments import checked
-from rlframe.core.errors import Interrupted, SnapshotError
+from rlframe.core.errors import Interrupted, SnapshotError, one_line
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
@@ -391,7 +391,7 @@ class Runner(ABC):
         try:
             reasons = self.load_state_dict(state)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            what = str(error).partition("\n")[0]
+            what = one_line(error, 300)
             saved = current_run().newest_snapshot() or "the saved state"
             raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
         current_run().truncate_after(self.step)

@@ -242,6 +242,23 @@ def test_a_strangers_table_cannot_grow_without_end_as_jsonl(tmp_path: Path, monk
         JsonlLogger(path)
 
 
+def test_rows_that_the_csv_has_lost_are_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "progress.csv"
+    table, lines = CsvLogger(path), JsonlLogger(path)
+    for step in (0, 100, 200):
+        table.write({"env_steps": step})
+        lines.write({"env_steps": step})
+    lines.close()
+    table.close()
+    JsonlLogger(path).close()
+    assert not (aside := tmp_path / "abandoned_progress.jsonl").exists()
+    before = path.with_suffix(".jsonl").read_text()
+    path.write_text("env_steps\n0\n1")
+    JsonlLogger(path).close()
+    assert aside.read_text() == before
+    assert "progress.csv has only 1 of 3 rows; all are kept in abandoned_progress.jsonl" in caplog.text
+
+
 def test_a_table_of_many_rows_may_be_as_long_as_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.csv"
     path.write_text("env_steps,algo/policy_loss\n" + "123456,0.123456\n" * 1_000)
