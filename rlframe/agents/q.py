@@ -206,12 +206,12 @@ def make_q_agent(
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use {others}")
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
     with initial_weights(seed_int(seed, Role.MODEL)):
-        of_both, head = (observation_space, action_space, kind.n_atoms, config), (dueling, part.noisy_layers)
+        given = observation_space, action_space, kind.n_atoms, config
         if make_network is None:
-            model: QModel = redrawn(QNetwork(*of_both, *head, kind.n_cosines), config.init)
+            model: QModel = redrawn(QNetwork(*given, dueling, part.noisy_layers, kind.n_cosines), config.init)
         else:
             _check_own(part, kind, config, dueling)
-            model = OwnQNetwork(make_network, *of_both)
+            model = OwnQNetwork(make_network, *given)
     exploration = part.make_q(int(action_space.n), masked)
     exploration.kind = part.kind()
     agent = QAgent(model, kind, exploration, observation_space, action_space)

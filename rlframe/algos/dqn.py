@@ -153,8 +153,8 @@ class Config(OffPolicyConfig):
         model = model or default_model(self, observation_space, action_space)
         check_feedforward(model, "dqn", "r2d1")
         check_not_privileged(observation_space)
-        of_own = self.dueling, self.make_q_network
-        return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, *of_own)
+        given = observation_space, action_space, model, self.kind(), self.explore, seed
+        return make_q_agent(*given, self.dueling, self.make_q_network)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         if not self.prioritized:

@@ -75,8 +75,8 @@ class Config:
     ) -> QAgent:
         model = model or default_model(self, observation_space, action_space)
         check_not_privileged(observation_space)
-        own = {"make_network": self.make_q_network}
-        return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, **own)
+        given = observation_space, action_space, model, ExpectedValue(), self.explore, seed
+        return make_q_agent(*given, make_network=self.make_q_network)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
         return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)

@@ -154,9 +154,10 @@ def read_results(path: Path) -> Results:
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             raise ValueError(f"it has the column {twice[0]} twice")
         for seed, *cells in lines:
-            own = rows.setdefault(int(seed), [])
-            _check_row(names[1:], cells, own)
-            own.append(tuple(cells))
+            rows.setdefault(int(seed), []).append(tuple(cells))
+            _check_row(names[1:], cells)
+        if double := [seed for seed, own in rows.items() if len(set(own)) < len(own)]:
+            raise ValueError(f"seed {double[0]} has a row twice")
     except ValueError as error:
         raise ConfigError(f"{path} is damaged: {printable(str(error))}") from None
     if not rows:
@@ -184,15 +185,13 @@ def read_results(path: Path) -> Results:
     return Results(path, tuple(map(printable, names[1:])), rows, config, entries)
 
 
-def _check_row(names: Sequence[str], cells: Sequence[str], before: Sequence[tuple[str, ...]]) -> None:
-    """Raise ValueError for a row that no run has, given those before it of its seed."""
+def _check_row(names: Sequence[str], cells: Sequence[str]) -> None:
+    """Raise ValueError for a row that no run has."""
     numbers = dict(zip(names, [float(cell or "nan") for cell in cells], strict=True))
     if not 0 <= numbers["env_steps"] < math.inf:
         raise ValueError(f"a row has env_steps={cells[0]}")
     if all(math.isnan(x) for name, x in numbers.items() if name not in CLOCKS):
         raise ValueError(f"the row of env_steps={cells[0]} has no value")
-    if tuple(cells) in before[-1:]:
-        raise ValueError(f"the row of env_steps={cells[0]} is there twice")
 
 
 def find_curves(paths: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]:

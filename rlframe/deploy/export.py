@@ -129,7 +129,7 @@ def save_onnx(program: ExportedProgram, flat: FlatGreedy, out: Path) -> Policy:
 
 
 def _difference(expected: np.ndarray, found: np.ndarray) -> float:
-    """The largest of actions; of real numbers in units of the largest above 1. Inf if one is not finite."""
+    """The largest of two actions [n, ...], relative to the largest real number above 1; inf if one is not finite."""
     exact = expected.astype(np.float64)
     unit = max(1.0, float(np.abs(exact).max())) if expected.dtype.kind == "f" else 1.0
     largest = float((np.abs(exact - found) / unit).max())

@@ -49,7 +49,6 @@ _OWN_MODULE = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
 _OWN_ENVS = "rlframe.envs.debug_envs"  # whose callables alone, of rlframe's, are environments
 _OWN_WRAPPER = "rlframe.envs.wrappers:ActionMaskFromInfo"
 _OWN_PLAYERS = "rlframe.envs.debug_players"
-_ANY = re.compile(".*", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
@@ -183,25 +182,25 @@ def _is_of(module: str, name: str) -> bool:
     return callable(found) and getattr(found, "__module__", "") == module
 
 
-def _is_text(value: Any, form: re.Pattern[str] = _ANY) -> bool:
+def _matches(value: Any, form: re.Pattern[str]) -> bool:
     return isinstance(value, str) and bool(form.fullmatch(value))
 
 
 def _is_env(value: Any) -> bool:
-    return _is_text(value) and (not value or _is_text(value, _REGISTERED) or _is_of(_OWN_ENVS, value))
+    return value == "" or _matches(value, _REGISTERED) or (isinstance(value, str) and _is_of(_OWN_ENVS, value))
 
 
 _RULES: dict[str, Callable[[Any], bool]] = {  # of keys that no general rule is for
-    **dict.fromkeys(_TEXT, _is_text),
+    **dict.fromkeys(_TEXT, lambda x: isinstance(x, str)),
     **dict.fromkeys(("env", "eval.env"), _is_env),
     **dict.fromkeys(("callbacks", "sampler.statistics", "sync"), lambda x: x in ("", [])),
     **dict.fromkeys(("eval.function", "sampler.collector"), lambda x: x == ""),
-    "experiment": lambda x: _is_text(x, _PRESET),
-    "model.encoder": lambda x: _is_text(x, _NAME),
+    "experiment": lambda x: _matches(x, _PRESET),
+    "model.encoder": lambda x: _matches(x, _NAME),
     "env.wrappers": lambda x: all(name in ("", _OWN_WRAPPER) for name in _names(x)),
     "eval.opponents": lambda x: all(name in ("", RANDOM) or _is_of(_OWN_PLAYERS, name) for name in _names(x)),
     "loggers": lambda x: all(name in ("", *LOGGERS) for name in _names(x)),
-    "agents.league.members": lambda x: True,  # directories of runs, which are checked as they are read
+    "agents.league.members": lambda x: True,  # runs whose weights alone are read
     "agents.global_state": lambda x: str(x).lower() in ("", "true", "false"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -333,12 +333,16 @@ class CustomEncoder(nn.Module):
         self.size = int(features.shape[1])
 
     def forward(self, observation: Tree) -> Tensor:
-        x = leaves(observation)[0]
-        lead = x.shape[: x.dim() - self.ndim]
-        if len(lead) == 1:
-            return self.module(observation)
-        flat = map_tree(lambda x: x.flatten(0, len(lead) - 1), observation)
-        return self.module(flat).unflatten(0, lead)
+        return with_leading(self.module, observation, self.ndim)
+
+
+def with_leading(network: Callable[[Tree], Tensor], observation: Tree, ndim: int) -> Tensor:
+    """A network of observations [N, *obs], for any leading dimensions; `ndim`: of the first part of an observation."""
+    x = leaves(observation)[0]
+    lead = x.shape[: x.dim() - ndim]
+    if len(lead) == 1:
+        return network(observation)
+    return network(map_tree(lambda x: x.flatten(0, len(lead) - 1), observation)).unflatten(0, lead)
 
 
 def feature_size(encoder: nn.Module) -> int:

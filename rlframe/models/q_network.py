@@ -24,7 +24,7 @@ from rlframe.kernels.transfer import to_device
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig, with_modes
-from rlframe.models.encoders import convolves
+from rlframe.models.encoders import convolves, with_leading
 from rlframe.models.network import ACTIVATIONS, Network, Norm
 from rlframe.models.normalize import normalization_of
 from rlframe.models.views import ActionOutputs, View, mask_entries, special_entries
@@ -269,9 +269,7 @@ class OwnQNetwork(QModel):
         self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0, *tau: Tensor
     ) -> tuple[Tensor, Tree]:
         seen = self.view(self.normalized(inputs.observation))
-        x = leaves(seen)[0]
-        lead = x.shape[: x.dim() - self.ndim]
-        return self._values(map_tree(lambda x: x.reshape(-1, *x.shape[len(lead) :]), seen)).unflatten(0, lead), state
+        return with_leading(self._values, seen, self.ndim), state
 
     def _values(self, observation: Tree) -> Tensor:
         """Values [n, A, n_atoms]."""

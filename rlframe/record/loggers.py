@@ -37,6 +37,7 @@ from rlframe.core.names import find_attribute, find_maker
 from rlframe.core.objects import is_own, name_of
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
+from rlframe.record.rank_state import unused_path
 
 _log = logging.getLogger("rlframe")
 _MAX_JSONL, _JSON_BYTES = 1 << 28, 32  # bytes that are copied when a run is resumed, and more for each of its table
@@ -194,7 +195,7 @@ class JsonlLogger(Logger):
             n_here = sum(1 for line in file if line.endswith(b"\n"))
         n_there = max(0, sum(1 for _ in _table(self._table)) - 1)
         if n_here > n_there:
-            aside = self._path.with_name(f"abandoned_{self._path.name}")
+            aside = unused_path(self._path.with_name(f"abandoned_{self._path.name}"), ".")
             self._path.replace(aside)
             _log.warning(f"{self._table.name} has only {n_there:,} of {n_here:,} rows; all are kept in {aside.name}")
 

@@ -59,14 +59,14 @@ class AsyncRl(Runner):
         if not self.learners.updates_due():
             self._receive()
         self._learn_and_post()
-        while self._learns_later() and self._ready():
+        while self._receives_while_due() and self._ready():
             self._receive()
         while self._at_end and self.learners.updates_due() and not self.stop_requested():
             self._learn_and_post()  # from the last batches too
         self.updates_left = self._at_end and self.learners.updates_due()
         self.record_episodes()
 
-    def _learns_later(self) -> bool:
+    def _receives_while_due(self) -> bool:
         """Whether batches are received although updates are due; none that has yet to be learned from is lost."""
         if self.sampler_waits or self._at_end:
             return False

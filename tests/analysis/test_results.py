@@ -256,7 +256,7 @@ def test_another_file_of_the_name_of_the_facts_is_not_overwritten(tmp_path: Path
         ("seed,env_steps,y\n0,-1,2\n", "a row has env_steps=-1"),
         ("seed,env_steps,y\n0,inf,2\n", "a row has env_steps=inf"),
         ("seed,env_steps,y\n0,1,2\n0,2,\n", "the row of env_steps=2 has no value"),
-        ("seed,env_steps,y\n0,1,2\n0,1,2\n", "the row of env_steps=1 is there twice"),
+        ("seed,env_steps,y\n0,1,2\n0,2,2\n0,1,2\n", "seed 0 has a row twice"),
         ("seed,env_steps,y\n0,1,2\n", "has the seeds 0, and its JSON file says that 0-1 were measured"),
     ],
 )

@@ -257,6 +257,9 @@ def test_rows_that_the_csv_has_lost_are_kept_aside(tmp_path: Path, caplog: pytes
     JsonlLogger(path).close()
     assert aside.read_text() == before
     assert "progress.csv has only 1 of 3 rows; all are kept in abandoned_progress.jsonl" in caplog.text
+    path.write_text("env_steps\n")
+    JsonlLogger(path).close()
+    assert aside.read_text() == before, "a second loss does not take the place of the first"
 
 
 def test_a_table_of_many_rows_may_be_as_long_as_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
