@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlframe.analysis.adding import add_runs, add_settings
+from rlframe.analysis.add_runs import add_runs, add_settings
 from rlframe.analysis.comparison_figure import fill_figure
 from rlframe.analysis.figures import new_figure, save_figure
 from rlframe.analysis.results import spell_seeds

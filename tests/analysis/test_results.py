@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlframe import plot
-from rlframe.analysis.adding import add_runs
+from rlframe.analysis.add_runs import add_runs
 from rlframe.analysis.curves import find_experiments, read_run
 from rlframe.analysis.results import Results, claim, read_results, read_seeds, short, spell_seeds
 from rlframe.core.errors import ConfigError
