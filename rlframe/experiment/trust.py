@@ -64,6 +64,7 @@ _TEXT = (
     "log_dir",
     "init",
     "record",  # resumed, it goes on only with a dataset that has its token
+    "metric",  # of a search
     *("algo.replay.path", "eval.dataset"),
     "device",
     "affinity",

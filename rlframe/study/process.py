@@ -12,10 +12,11 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import open_regular_file, open_to_append, read_json
+from rlframe.record.directory import RESULT
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.record import move_aside, size_and_time
@@ -86,6 +87,7 @@ class RunProcess:
             seeds = ",".join(each.arguments["seed"] for each in self.runs)
             command = [*run.stack_command, f"stack=[{seeds}]", f"affinity={slot.code}"]
         cpus = ",".join(map(str, slot.affinity.cpus)) or "-"
+        self._earlier = {each.name: size_and_time(each.directory / RESULT) for each in self.runs}
         folders = [each.directory for each in self.runs] + [*run.directory.parents[: len(Path(run.setting).parts)]]
         for folder in folders:
             if folder.is_symlink():
@@ -132,15 +134,23 @@ class RunProcess:
     def result_of(self, run: PlannedRun) -> tuple[int, str]:
         """The same of one of the runs of a stack: if the process ended otherwise, by what the run's own record says."""
         status, reason = self.result()
-        if not reason or len(self.runs) == 1 or self.kill_reason:
+        if not reason or len(self.runs) == 1:
             return status, reason
-        try:
-            own = read_json(run.directory / "result.json")
-        except ConfigError:  # it had not ended
-            return status, reason
+        own = self.own_result(run)
         if own.get("ended") in ("completed", "stopped"):
             return 0, ""
-        return status, str(own["reason"]) if own.get("ended") in ("failed", "interrupted") else reason
+        told = own.get("ended") in ("failed", "interrupted") and not self.kill_reason
+        return status, str(own["reason"]) if told else reason
+
+    def own_result(self, run: PlannedRun) -> Mapping[str, Any]:
+        """The result.json that this attempt has written: empty if there is none, or that of an earlier one."""
+        path = run.directory / RESULT
+        if size_and_time(path) == self._earlier[run.name]:
+            return {}
+        try:
+            return read_json(path)
+        except ConfigError:
+            return {}
 
     def check_hung(self, stall_s: float) -> None:
         """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.files import read_json
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.process import REFUSED, SNAPSHOT_S, RunProcess
@@ -158,6 +157,8 @@ class Queue:
         for process in list(self._active):
             if not process.ended():
                 process.check_hung(self._options.stall_s)
+                for run in process.runs:
+                    self._status(run).has_directory |= run.directory.is_dir()
                 if not (process.pruned or process.interrupted) and (why := self._source.reason_to_stop(process.run)):
                     process.pruned = why
                     process.interrupt(SNAPSHOT_S)
@@ -178,21 +179,20 @@ class Queue:
             self._finish(run, PRUNED, process.pruned)
             return
         interrupted = process.interrupted and not process.kill_reason
-        if not reason and self._out_of_time(run):
+        if not reason and self._out_of_time(process, run):
             interrupted, reason = True, "its time limit is reached; the same command continues it"
         self._finish(run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
 
-    def _out_of_time(self, run: PlannedRun) -> bool:
+    def _out_of_time(self, process: RunProcess, run: PlannedRun) -> bool:
         """Whether runner.max_time_s ended it; without a result.json, whether its log has not reached the end."""
-        try:
-            return bool(read_json(run.directory / "result.json").get("ended") == "out_of_time")
-        except ConfigError:
-            return self._readers[run.name].read().fraction() < 1
+        ended = process.own_result(run).get("ended")
+        return ended == "out_of_time" or (ended is None and self._readers[run.name].read().fraction() < 1)
 
     def _finish(self, run: PlannedRun, state: str, reason: str) -> None:
         """Record the end of an attempt; queue a failed run again if retries are left."""
         status = self._status(run)
-        status.state, status.reason, status.has_directory = state, reason, run.directory.is_dir()
+        status.state, status.reason = state, reason
+        status.has_directory |= run.directory.is_dir()
         if state == FAILED:
             self._failures[run.name] += 1
             left = self._options.retries - self._failures[run.name] + 1

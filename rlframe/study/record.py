@@ -207,9 +207,11 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
         return Status()
     before, now = entry["arguments"], run.arguments
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    n_steps, is_begun = number_in(now.get(N_STEPS, "")), run.directory.is_dir()
-    is_longer = differing == [N_STEPS] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
-    if differing and not is_longer:
+    status = Status(**{field.name: entry[field.name] for field in fields(Status)})
+    is_over = status.state in (DONE, PRUNED)
+    is_new = not run.directory.is_dir() and (status.has_directory or not is_over)
+    is_longer = differing == [N_STEPS] and number_in(now.get(N_STEPS, "")) > n_steps_of(run.directory / PARAMS)
+    if differing and not (is_new or is_longer):
         others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
         if any(_same_object(before.get(key, ""), now.get(key, "")) for key in differing):
             others += " (an object of this name whose code or arguments have changed)"
@@ -217,8 +219,7 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
             f"{run.directory} was started with other arguments: {others}; repeat the command of the study, with "
             f"more seeds, values or {N_STEPS} if you like, or use another log_dir for a new study"
         )
-    status = Status(**{field.name: entry[field.name] for field in fields(Status)})
-    if is_longer or status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
+    if is_new or is_longer or not is_over:
         status.state, status.reason = WAITING, ""
     return status
 

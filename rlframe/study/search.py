@@ -6,8 +6,8 @@ the same command goes on where a search was stopped.
 
 from __future__ import annotations
 
+import json
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,107 +21,19 @@ from rlframe.analysis.aggregates import iqm
 from rlframe.analysis.curves import read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
-from rlframe.core.config import nearest, split_values
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
 from rlframe.study.added import AddedFile, warn
-from rlframe.study.plan import SEARCH, PlannedRun
+from rlframe.study.domain import Domain, read_space, word_of
+from rlframe.study.plan import PlannedRun
 from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, metric_of, size_and_time
 
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
 _SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes", PBT), ("none", "median", "asha", "wilcoxon")
-_KINDS = ("uniform", "loguniform", "int", "logint", "choice")
-_FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*")
-_DIGITS = 6  # of a number in a word
-
-
-@dataclass(frozen=True)
-class Domain:
-    """What the values of a key are drawn from."""
-
-    kind: str  # of _KINDS
-    values: tuple[str, ...]  # its bounds, or its choices
-
-    def made(self) -> Any:
-        """That of Optuna."""
-        from optuna import distributions
-
-        if self.kind == "choice":
-            return distributions.CategoricalDistribution(self.values)
-        low, high = map(float, self.values)
-        if "int" in self.kind:
-            return distributions.IntDistribution(int(low), int(high), log=self.kind == "logint")
-        return distributions.FloatDistribution(low, high, log=self.kind == "loguniform")
-
-    def examples(self) -> tuple[str, ...]:
-        """Its bounds or choices, as words."""
-        return self.values if self.kind == "choice" else tuple(map(word_of, map(self._number, self.values)))
-
-    def value(self, name: str, text: str) -> Any:
-        """A value of it from its word; raises ConfigError if it cannot give that."""
-        form = f"{name}={text:.60} is not of {self.kind}({','.join(self.values):.200})"
-        if self.kind == "choice":
-            if text not in self.values:
-                raise ConfigError(f"{form}{nearest(text, self.values)}")
-            return text
-        try:
-            value = self._number(text)
-        except (ValueError, OverflowError):
-            raise ConfigError(f"{form}: it needs a number") from None
-        low, high = map(float, self.values)
-        if not low <= value <= high or value != float(text):
-            raise ConfigError(f"{form}: it needs a {'whole ' * ('int' in self.kind)}number from {low:g} to {high:g}")
-        return value
-
-    def _number(self, text: str) -> float | int:
-        return int(float(text)) if "int" in self.kind else float(text)
-
-
-def word_of(value: Any) -> str:
-    """A value as on the command line."""
-    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
-
-
-def read_domain(name: str, text: str) -> Domain:
-    """The domain of a word such as search.algo.learning_rate=loguniform(1e-5,1e-2).
-
-    Raises:
-        ConfigError: it is none; the message names the word and the form.
-    """
-    match = _FORM.fullmatch(text)
-    kind = match[1] if match else ""
-    if not match or kind not in _KINDS:
-        raise ConfigError(
-            f"{name}={text:.200} needs one of uniform(LOW,HIGH), loguniform(LOW,HIGH), int(LOW,HIGH), logint(LOW,HIGH) "
-            f"and choice(VALUE,VALUE,...){nearest(kind, _KINDS) if kind else ''}"
-        )
-    values = split_values(match[2])
-    if kind == "choice":
-        if "" in values or len(set(values)) < max(2, len(values)):
-            raise ConfigError(f"{name}={text:.200} needs two or more different values")
-        return Domain(kind, values)
-    try:
-        low, high = map(float, values)
-    except ValueError:
-        raise ConfigError(f"{name}={text:.200} needs two numbers, {kind}(LOW,HIGH)") from None
-    if not low < high or not math.isfinite(low + high) or ("log" in kind and low <= 0):
-        raise ConfigError(f"{name}={text:.200} needs LOW < HIGH{', both above 0' if 'log' in kind else ''}")
-    if "int" in kind and (low != int(low) or high != int(high)):
-        raise ConfigError(f"{name}={text:.200} needs whole numbers")
-    return Domain(kind, values)
-
-
-def read_space(words: Mapping[str, str]) -> dict[str, Domain]:
-    """The domains of all search.KEY= by key; raises ConfigError for a wrong one."""
-    names = [name for name in words if name.startswith(SEARCH)]
-    space = {name.removeprefix(SEARCH): read_domain(name, words[name]) for name in names}
-    for key in space:
-        if not key or key in words or key == "seed":
-            what = f"{key}={words[key]} and search.{key}" if key in words else f"search.{key}"
-            raise ConfigError(f"{what} cannot be in one study; remove one of them, or search another key")
-    return space
 
 
 @dataclass(frozen=True)
@@ -188,10 +100,10 @@ class Search(MoreRuns):
         """Begin, or go on with the journal in `directory`, which exists.
 
         Raises:
-            ConfigError: Optuna or what it needs is missing, or the journal is that of another search.
+            ConfigError: Optuna or what it needs is missing, or the journal is damaged, or that of another search.
         """
         self.plan, self._make_runs = plan, make_runs
-        with _quiet():
+        with _journal():
             self._optuna = check_installed(plan)
             self._study = self._opened(directory / SEARCH_JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
@@ -207,6 +119,9 @@ class Search(MoreRuns):
 
     def _opened(self, path: Path) -> Any:
         optuna, plan = self._optuna, self.plan
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a queue that was killed; the study has its own
+        with open_to_append(path) as file:
+            drop_torn_line(file)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         pruners = optuna.pruners
         pruner = {
@@ -238,20 +153,29 @@ class Search(MoreRuns):
 
     def started(self) -> list[PlannedRun]:
         """The runs of all trials so far, in order."""
-        with _quiet():
+        with _journal():
             for frozen in self._study.get_trials(deepcopy=False):
                 if frozen.state == self._optuna.trial.TrialState.WAITING:
                     continue
                 running = frozen.state == self._optuna.trial.TrialState.RUNNING
-                self._add(frozen.number, frozen.params, frozen._trial_id if running else None)
+                trial = self._continued(frozen._trial_id) if running else None
+                self._add(frozen.number, (trial or frozen).params, trial)
         return [run for runs in self._runs.values() for run in runs]
 
-    def _add(self, number: int, values: Mapping[str, Any], trial_id: int | None) -> list[PlannedRun]:
+    def _continued(self, trial_id: int) -> Any:
+        """A trial that goes on; what a queue that was killed had not yet drawn is drawn now."""
+        trial = self._optuna.trial.Trial(self._study, trial_id)
+        for key, each in self._distributions.items():
+            trial._suggest(key, each)
+        return trial
+
+    def _add(self, number: int, values: Mapping[str, Any], trial: Any) -> list[PlannedRun]:
+        """The runs of a trial; None: it has ended."""
         setting = f"trial_{number}"
         runs = self._make_runs(setting, {key: word_of(value) for key, value in values.items()})
         self._runs[setting], self._scores[setting] = list(runs), {}
-        if trial_id is not None:
-            self._trials[setting] = self._optuna.trial.Trial(self._study, trial_id)
+        if trial is not None:
+            self._trials[setting] = trial
         return list(runs)
 
     def more(self) -> list[PlannedRun]:
@@ -260,13 +184,13 @@ class Search(MoreRuns):
         Raises ConfigError if a run has ended and the metric is not in its log.
         """
         self._check_metric()
-        with _quiet():
+        with _journal():
             self._queue_added()
             if not self._queued and len(self._runs) >= self.plan.n_trials:
                 return []
             trial = self._study.ask(self._distributions)
             self._queued = max(0, self._queued - 1)
-            return self._add(trial.number, trial.params, trial._trial_id)
+            return self._add(trial.number, trial.params, trial)
 
     def _queue_added(self) -> None:
         """Tell Optuna of the trials that were added since the last time; each is in the journal once."""
@@ -297,7 +221,7 @@ class Search(MoreRuns):
         self._lacks_metric |= status.state == DONE and bool(self._columns) and self.plan.column not in self._columns
         if status.state == PRUNED:  # by this search, or before it was continued
             self._reasons.setdefault(run.setting, status.reason)
-        with _quiet():
+        with _journal():
             if self.plan.pruner == "wilcoxon" and math.isfinite(scores[run.run_ID]):
                 trial.report(scores[run.run_ID], self.plan.seeds.index(run.run_ID))
                 if trial.should_prune():
@@ -336,7 +260,7 @@ class Search(MoreRuns):
         if trial is None or run.setting in self._reasons or self.plan.pruner not in ("median", "asha"):
             return self._reasons.get(run.setting, "")
         if run.run_ID == self.plan.seeds[0]:  # the other seeds go on if the first does
-            with _quiet():
+            with _journal():
                 self._report(run, trial)
         return self._reasons.get(run.setting, "")
 
@@ -386,15 +310,15 @@ def check_installed(plan: SearchPlan) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what Optuna says of methods that it calls experimental."""
+def _journal() -> Iterator[None]:
+    """Around what Optuna does: errors of its journal are named, and it calls no method of its own experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-def check_examples(space: Mapping[str, Domain], check: Callable[[Mapping[str, str]], Any]) -> list[Any]:
-    """What `check` gives for words that reach each bound and each choice of the space; it raises ConfigError."""
-    columns = [(key, each.examples()) for key, each in space.items()]
-    n = max(len(values) for _, values in columns)
-    return [check({key: values[min(i, len(values) - 1)] for key, values in columns}) for i in range(n)]
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {SEARCH_JOURNAL}: {error.strerror}; mend that, and repeat the command"
+            ) from error
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{SEARCH_JOURNAL} is damaged: {error}; restore it, or use another log_dir") from None

@@ -139,6 +139,11 @@ def test_every_command_refuses_foreign_code_before_importing_it(
     assert mark.exists()
 
 
+@pytest.mark.parametrize("metric", ["episode/return_mean", "-algo/loss"])
+def test_a_study_for_a_metric_needs_no_trust(metric: str) -> None:
+    assert foreign({"metric": metric}) == []
+
+
 def test_a_study_with_foreign_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"format": 2, "command": ["sweep.algo=evil.one,evil.two", "env=CartPole-v1"], "runs": []}
     (tmp_path / "experiment.json").write_text(json.dumps(record))

@@ -126,6 +126,18 @@ def test_a_study_grows_by_seeds_and_repeats_a_run_whose_directory_was_removed(tm
     assert [entry["attempts"] for entry in record(tmp_path).values()] == [1, 2, 1]
 
 
+def test_a_run_that_made_no_directory_begins_with_other_arguments(tmp_path: Path) -> None:
+    assert study(tmp_path, "absent") == 1
+    assert study(tmp_path, "brief") == 0
+    assert record(tmp_path)["run_0"]["arguments"]["do"] == "brief"
+
+
+def test_a_run_whose_directory_is_removed_while_it_goes_on_is_repeated(tmp_path: Path) -> None:
+    assert study(tmp_path, "vanish") == 0
+    assert study(tmp_path, "vanish") == 0
+    assert record(tmp_path)["run_0"]["attempts"] == 2
+
+
 def test_a_directory_of_another_study_or_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert study(tmp_path / "one", "none") == 0
     before = (tmp_path / "one/experiment.json").read_bytes()

@@ -1,14 +1,16 @@
 """A study knows from result.json whether a run is complete, however it ended."""
 
 import json
+import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from rlframe import launch
+from rlframe.study.plan import PlannedRun, make_slots
 from rlframe.study.process import RunProcess
+from rlframe.system.affinity import read_topology
 
 SHORT = "env=CartPole-v1 sampler=serial sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] runner.n_steps=100000 "
 SHORT += "runner.log_interval_steps=100 eval.n_episodes=2 eval.n_envs=2 affinity=1cpr sweep.seed=0"
@@ -30,14 +32,48 @@ def test_a_run_that_ended_early_is_done_unless_its_time_was_over(word: str, stat
     assert (tmp_path / "summary.csv").is_file() == (state == "done")
 
 
+WRITE = """
+import json, sys
+for folder, ended, reason in json.loads(sys.argv[1]):
+    with open(folder + "/result.json", "w") as file:
+        json.dump({"ended": ended, "reason": reason}, file)
+sys.exit("of the process")
+"""
+
+
+def ended_stack(folder: Path, before: dict[str, tuple[str, str]], written: dict[str, tuple[str, str]]) -> RunProcess:
+    """An attempt of runs by these names, of which some had a result.json, and some get one; it has failed."""
+    rows = [(str(folder / f"run_{i}"), *written[name]) for i, name in enumerate(before) if written[name][0]]
+    command = (sys.executable, "-c", WRITE, json.dumps(rows))
+    runs = [PlannedRun("", i, {"seed": str(i)}, folder / f"run_{i}", (), (), command) for i in range(len(before))]
+    for run, (ended, reason) in zip(runs, before.values(), strict=True):
+        run.directory.mkdir()
+        if ended:
+            (run.directory / "result.json").write_text(json.dumps({"ended": ended, "reason": reason}))
+    process = RunProcess(runs[0], make_slots("none", read_topology(), 1)[0], True, runs[1:])
+    while not process.ended():
+        time.sleep(0.01)
+    process.close()
+    return process
+
+
 def test_of_a_stack_each_run_has_the_reason_of_its_own_record(tmp_path: Path) -> None:
     ends = {"failed": "an error", "interrupted": "SIGINT: stopped at env_steps 8", "stopped": "by a callback", "": ""}
-    process: Any = SimpleNamespace(result=lambda: (1, "of the first"), runs=(*ends,), kill_reason="")
-    found = {}
-    for ended, reason in ends.items():
-        (folder := tmp_path / f"run_{ended}").mkdir()
-        if ended:
-            (folder / "result.json").write_text(json.dumps({"ended": ended, "reason": reason}))
-        found[ended] = RunProcess.result_of(process, cast(Any, SimpleNamespace(directory=folder)))
-    done, unknown = (0, ""), (1, "of the first")
-    assert found == {"failed": (1, "an error"), "interrupted": (1, ends["interrupted"]), "stopped": done, "": unknown}
+    written = {ended: (ended, reason) for ended, reason in ends.items()}
+    process = ended_stack(tmp_path, dict.fromkeys(ends, ("", "")), written)
+    done, unknown = (0, ""), (1, "exit status 1: of the process")
+    assert [process.result_of(run) for run in process.runs] == [
+        (1, "an error"),
+        (1, ends["interrupted"]),
+        done,
+        unknown,
+    ]
+    process.kill_reason = "hung"
+    assert [process.result_of(run) for run in process.runs] == [(1, "hung"), (1, "hung"), done, (1, "hung")]
+
+
+def test_the_result_of_an_earlier_attempt_is_not_that_of_a_stack_which_ended_before_it_went_on(tmp_path: Path) -> None:
+    before = {ended: (ended, "long ago") for ended in ("completed", "interrupted", "out_of_time")}
+    process = ended_stack(tmp_path, before, dict.fromkeys(before, ("", "")))
+    assert [process.result_of(run) for run in process.runs] == [(1, "exit status 1: of the process")] * 3
+    assert [process.own_result(run) for run in process.runs] == [{}] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import sys
@@ -15,9 +16,10 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.launch import main
+from rlframe.study.domain import check_examples, read_domain
 from rlframe.study.plan import PlannedRun
 from rlframe.study.record import DONE, FAILED, PRUNED, WAITING, Status
-from rlframe.study.search import Search, SearchPlan, check_examples, read_domain
+from rlframe.study.search import Search, SearchPlan
 
 pytest.importorskip("optuna")
 
@@ -107,6 +109,41 @@ def test_a_search_goes_on_with_the_trials_that_it_had(tmp_path: Path) -> None:
     assert again.more() == []
     with pytest.raises(ConfigError, match="a search of another space"):
         search_in(tmp_path, SearchPlan.read({"search.x": "uniform(0,2)"}, [0]))
+
+
+def test_a_search_killed_at_any_line_of_its_journal_goes_on_with_whole_trials(tmp_path: Path) -> None:
+    first = search_in(tmp_path, plan_of(n_runs="2"))
+    (begun,), _ = first.more(), first.more()
+    journal = tmp_path / "search.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    first_trial = next(i for i, line in enumerate(lines) if json.loads(line)["op_code"] == 4)
+    for n in range(first_trial, len(lines) + 1):
+        for torn in (b"", lines[n][:-9] if n < len(lines) else b'{"op_co'):
+            journal.write_bytes(b"".join(lines[:n]) + torn)
+            (tmp_path / "search.journal.lock").symlink_to(tmp_path / "moved")  # of a queue that was killed
+            again = search_in(tmp_path, plan_of(n_runs="2"))
+            started = again.started()
+            for run in started:
+                write_log(run, [1.0])
+                again.finished(run, Status(DONE))
+            found = [run.arguments for run in started] + play(again, good)
+            assert [{*words} for words in found] == [{"x", "kind", "seed"}] * 2
+            if n >= first_trial + 3:
+                assert found[0] == begun.arguments
+    journal.write_bytes(b"".join([*lines[:2], b'{"op_co\n', *lines[2:]]))
+    with pytest.raises(ConfigError, match=r"search\.journal is damaged: .*; restore it, or use another log_dir"):
+        search_in(tmp_path, plan_of(n_runs="2"))
+
+
+def test_a_full_disk_is_named_with_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_in(tmp_path, plan_of())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match=r"cannot write search\.journal: No space left on device"):
+        search.more()
 
 
 def test_a_trial_with_a_failed_run_stays_open_and_the_run_is_tried_again(tmp_path: Path) -> None:
@@ -242,7 +279,13 @@ def test_a_search_of_runs_is_recorded_and_the_same_command_makes_more_trials(
     file = tmp_path / "search.yaml"
     entries = [f"{key}: {value}" for key, value in (word.split("=") for word in SHORT)]
     file.write_text("\n".join([*entries, "algo: ppo", "search:", "  algo.clip: uniform(0.1,0.3)"]))
-    command = [f"experiment={file}", "model.hidden=[8]", "affinity=none", f"log_dir={tmp_path}/study"]
+    command = [
+        f"experiment={file}",
+        "model.hidden=[8]",
+        "affinity=none",
+        f"log_dir={tmp_path}/study",
+        "metric=eval/return_mean",
+    ]
     assert main([*command, "n_runs=1"]) == 0
     assert "best: trial_0, eval/return_mean" in capsys.readouterr().out
     assert main([f"resume={tmp_path}/study", "n_runs=2"]) == 0

@@ -14,9 +14,13 @@ HERE = str(Path(__file__))
 
 
 def run(do: str, directory: Path, resume: bool) -> int:
-    if do == "none":
-        return 0
+    if do in ("none", "absent"):
+        return 0 if do == "none" else 2
     directory.mkdir(parents=True, exist_ok=True)
+    if do == "vanish":  # as if removed while it goes on
+        time.sleep(1.5)
+        directory.rmdir()
+        return 0
     cpus, begin = ",".join(map(str, sorted(os.sched_getaffinity(0)))), time.monotonic()
     (directory / ("resumed" if resume else "started")).write_text(str(os.getpid()))
     status = globals()[f"_{do}"](directory, resume) or 0
