@@ -256,7 +256,7 @@ def iter_csv(path: Path, max_bytes: int = _MAX_TABLE_BYTES) -> Iterator[list[str
                 while line and not line.endswith(b"\n"):
                     line = file.readline(_MAX_LINE_BYTES)
                 continue
-            cells = _cells(line[:-1].decode("utf-8", errors="replace"))
+            cells = _cells(line[:-1].decode("utf-8" if n_columns else "utf-8-sig", errors="replace"))
             n_columns = n_columns or len(cells)
             if cells and len(cells) == n_columns:
                 n_rows += 1

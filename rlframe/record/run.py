@@ -29,18 +29,11 @@ from rlframe.record.directory import (
     starts_of,
     write_result,
 )
-from rlframe.record.loggers import (
-    CsvLogger,
-    JsonlLogger,
-    Logger,
-    MakeLogger,
-    close_logger,
-    make_logger,
-    naming_logger,
-)
+from rlframe.record.loggers import Logger, MakeLogger, close_logger, make_logger, naming_logger
 from rlframe.record.retention import Retention, SnapshotPolicy, is_of
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.sync import CHOICE, BaseSync
+from rlframe.record.tables import CsvLogger, JsonlLogger
 
 _W = TypeVar("_W", bound=Logger)
 
