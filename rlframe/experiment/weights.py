@@ -95,7 +95,7 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
     """Load saved weights into an agent.
 
     Raises:
-        ConfigError: they are no weights, or from another network; the message names what differs.
+        ConfigError: they are no weights, from another network, or NaN or Inf; the message names what is wrong.
     """
     check_weights(weights, source)
     try:
@@ -105,6 +105,8 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
         added = "Unexpected key" in said and not ("Missing key" in said or "size mismatch" in said)
         remedy = "; parts that your own algorithm adds to its agent belong in make_agent of its Config" if added else ""
         raise ConfigError(f"{source} holds another network: {said}{remedy}") from None
+    if broken := [name for name, x in agent.named_parameters() if not x.isfinite().all()]:
+        raise ConfigError(f"{source} holds NaN or Inf in {broken[0]}; use another snapshot")
 
 
 def load_init(agent: Agent, init: str, policy: str, config: Callable[[], Mapping[str, Any]]) -> None:

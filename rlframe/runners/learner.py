@@ -249,11 +249,15 @@ class Learners(dict[str, Learner]):
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state. Raises ValueError if a parameter in it is NaN or Inf."""
         for learner in self.values():
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
+            if learner.algo.progress.diverged(learner.agent.parameters()):
+                raise ValueError(
+                    f"a parameter{learner.of} is NaN or Inf; without this snapshot, the one before is taken"
+                )
 
 
 def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,15 @@ def test_weights_of_another_network_are_refused_in_one_line(tmp_path: Path, chan
         case "empty":
             state = {}
     with pytest.raises(ConfigError, match="holds another network"):
+        agent(saved(tmp_path, state))
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_no_numbers_are_refused_with_the_name(tmp_path: Path, value: float) -> None:
+    state = {name: x.clone() for name, x in agent().state_dict().items()}
+    name = next(name for name in state if name.endswith("weight"))
+    state[name][0] = value
+    with pytest.raises(ConfigError, match=f"holds NaN or Inf in {re.escape(name)}; use another snapshot"):
         agent(saved(tmp_path, state))
 
 

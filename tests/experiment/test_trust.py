@@ -1,6 +1,7 @@
 """Run directories from other people: their content is read, and no code that they name is run without trust."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import check_network, foreign, read_config
-from rlframe.record.snapshot import resolve_snapshot, self_hash
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot, save_snapshot, self_hash
 
 
 def rewrite(run: Path, **changes: Any) -> None:
@@ -251,3 +252,18 @@ def test_a_state_that_does_not_fit_the_run_is_one_readable_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert str(file.parent) in line
     assert (run / "progress.csv").read_text() == log, "the log is not trimmed for a state that cannot be used"
+
+
+def test_a_parameter_that_is_nan_ends_a_resume_before_anything_is_trimmed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = resolve_snapshot(run)
+    state, meta = load_snapshot(snapshot)
+    next(x for x in state["agent"].values() if x.is_floating_point())[0] = math.nan
+    shutil.rmtree(snapshot)
+    save_snapshot(run / "snapshot", state, meta)
+    log = (run / "progress.csv").read_text()
+    assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{snapshot} does not fit this run: ValueError: a parameter is NaN or Inf" in line
+    assert (run / "progress.csv").read_text() == log
