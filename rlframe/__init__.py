@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlframe.study.overview import StudyOverview
 
 
-def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "TrainResult":
+def train(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **settings: Any) -> "TrainResult":
     """Train one run, and return its directory and the last row of its log.
 
         result = rlframe.train("ppo", "CartPole-v1", n_steps=50_000, seed=0, **{"algo.learning_rate": 1e-3})
@@ -40,7 +40,7 @@ def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
     return train.train(job.place_job(job.read_job(fetch.with_fetched(keys)))[0])
 
 
-def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "LiveRun":
+def build(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **settings: Any) -> "LiveRun":
     """A run to train step by step, with its `agent`, `algo`, `sampler` and `runner`. Settings: see train.
 
         with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as run:
@@ -59,7 +59,7 @@ def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
     return live_run(job, str(settings.get("log_dir", "")))
 
 
-def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
+def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRun":
     """The run whose state is in `path`, of LiveRun.save or a run directory, as it was; see build.
 
     Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on. As
@@ -74,7 +74,7 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """
     log_dir = str(settings.pop("log_dir", ""))
     settings.setdefault("sync", "")  # the state's own is that of another run
-    keys = _keys("", "", n_steps, {"resume": str(path), **settings})
+    keys = _keys(None, None, n_steps, {"resume": str(path), **settings})
     from rlframe.experiment.job import read_job
     from rlframe.experiment.resumable import check_fits_state
     from rlframe.experiment.train import live_run
@@ -83,7 +83,7 @@ def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
 
 
 def run_study(
-    variants: Any = ({},), /, seeds: Any = (0,), search: Any = (), n_steps: float = 0, **settings: Any
+    variants: Any = ({},), /, seeds: Any = (0,), search: Any = (), n_steps: float | None = None, **settings: Any
 ) -> "StudyOverview":
     """Train every variant with every seed, several at a time, and return the runs with their scores and curves.
 
@@ -111,7 +111,7 @@ def run_study(
     """
     from rlframe.study.variants import train_variants
 
-    given = {**settings, "runner.n_steps": n_steps} if n_steps else settings
+    given = settings if n_steps is None else {**settings, "runner.n_steps": n_steps}
     return train_variants(variants, given, list(seeds), dict(search))
 
 
@@ -157,22 +157,21 @@ def log(name: str, value: Any) -> None:
     metrics.log(name, value)
 
 
-def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job":
+def _read(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> "Job":
     keys = _keys(algo, env, n_steps, settings)
     from rlframe.experiment.job import read_job
 
     return read_job(keys)
 
 
-def _keys(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> dict[str, Any]:
+def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Flat keys, with names in the place of objects."""
     from rlframe.core.parts import dotted  # imports are in functions: rlframe alone loads no torch
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
     given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
-    given = [(key, value) for key, value in given if not isinstance(value, str | int | float) or value]
-    keys = dotted([*given, *settings.items()])
+    keys = dotted([*[(key, value) for key, value in given if value is not None], *settings.items()])
     limit_threads(competing_work(keys))
     with gc_paused():
         import rlframe.experiment.train  # noqa: F401  # with all that it loads

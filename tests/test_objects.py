@@ -141,7 +141,7 @@ def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None
 
 
 def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"callbacks=.*Slower.*; hand these objects over again.*trust=true"):
+    with pytest.raises(ConfigError, match=r"callbacks=.*Slower.*trust=true; in Python, hand these objects over again"):
         rlframe.restore(run_dir)
     with pytest.raises(ConfigError, match=r"names an object that is not here: env=.*; hand it over: env=\.\.\."):
         rlframe.restore(run_dir, trust=True, callbacks=[Slower()])

@@ -203,14 +203,13 @@ def _group(paths: Sequence[Path]) -> list[SeedGroup]:
 
 
 def _usable(runs: Sequence[RunData]) -> Sequence[RunData]:
-    """The runs without those that failed in a study or have just started, with a warning; all if none is left."""
+    """The runs without those that failed in a study or have just started; all if none is left; each with a warning."""
     problems = [_problem(run) for run in runs]
-    if all(problems):
-        return runs
+    effect = ", as all others: shown nevertheless" if all(problems) else ": left out"
     for run, problem in zip(runs, problems, strict=True):
         if problem:
-            print(printable(f"{run.directory} {problem}: left out"), file=sys.stderr)
-    return [run for run, problem in zip(runs, problems, strict=True) if not problem]
+            print(printable(f"{run.directory} {problem}{effect}"), file=sys.stderr)
+    return runs if all(problems) else [run for run, problem in zip(runs, problems, strict=True) if not problem]
 
 
 def _problem(run: RunData) -> str:
@@ -287,7 +286,10 @@ def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center
     else:
         low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
         if low >= high:
-            raise PlotError(f"the runs of {experiment.label} share no range of {x_column}; plot them separately")
+            remedy = "plot them separately"
+            if fewest := next((run for run, (x, _) in zip(experiment.runs, points, strict=True) if len(x) == 1), None):
+                remedy = f"{fewest.directory} has one row of {y}: lower runner.log_interval_steps gives more"
+            raise PlotError(f"the runs of {experiment.label} share no range of {x_column}; {remedy}")
         if high < 0.9 * max(x[-1] for x, _ in points):
             print(f"{experiment.label}: cut at {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
         grid = np.linspace(low, high, N_GRID)

@@ -281,7 +281,7 @@ def _checked(id_: str, attribute: str, found: Any) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"env={id_}: {attribute!r} is {found!r}, which is not callable")
     if isinstance(found, type) and not (issubclass(found, gymnasium.Env) or pettingzoo.is_multi_agent_class(found)):
-        raise ConfigError(f"env={id_}: the class {attribute} is not a subclass of gymnasium.Env")
+        raise ConfigError(f"env={id_}: the class {attribute} is not a subclass of {pettingzoo.base_of(found)}")
     return found
 
 
@@ -380,14 +380,14 @@ def _make_checked(target: Target, creator: Any, make: partial[Any], config: EnvC
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if found is None or found[1] not in make.keywords:
             raise
-        known = inspect.signature(creator).parameters.values()
-        names = [each.name for each in known if each.kind is not each.VAR_KEYWORD]
+        names = [x.name for x in inspect.signature(creator).parameters.values() if x.kind is not x.VAR_KEYWORD]
         has = f"{nearest(found[1], names)} (it has {', '.join(names)})" if names else ""
+        has += "; films need it, and a render() that gives images" if found[1] == "render_mode" else ""
         raise ConfigError(f"env={id_} has no argument env_kwargs.{found[1]}{has}") from error
     if pettingzoo.is_multi_agent(env):
         env = make_multi_agent(env, config.policies, config.options, id_)
     if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a gymnasium.Env")
+        raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a {pettingzoo.base_of(env)}")
     for name in ("observation_space", "action_space"):
         if not hasattr(env, name):
             raise ConfigError(f"env={id_} has no {name}; set it in the environment's constructor")

@@ -17,6 +17,9 @@ from rlframe.core.struct import Tree, leaves, map_tree
 Write = Callable[[Tree, int, Any], None]
 WriteBatch = Callable[[Tree, Any], None]
 Warn = Callable[[str], None]  # of values that are converted
+INTERFACE = (
+    "step must return observation, reward, terminated, truncated, info, and reset observation, info, as Gymnasium's do"
+)
 
 
 class InvalidValue(Exception):
@@ -42,7 +45,7 @@ def describe(error: Exception) -> str:
 def check_info(info: Any) -> None:
     """Raise InvalidValue if an environment's info is not a dict."""
     if not isinstance(info, dict):
-        raise InvalidValue(f"`info` is not a dict but {_kind(info)}")
+        raise InvalidValue(f"`info` is not a dict but {_kind(info)}; {INTERFACE}")
 
 
 def row_writer(space: Space, warn: Warn, name: str = "the observation") -> Write:

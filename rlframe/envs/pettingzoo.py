@@ -41,6 +41,12 @@ def is_multi_agent_class(found: type) -> bool:
     return zoo is not None and issubclass(found, (zoo.ParallelEnv, zoo.AECEnv))
 
 
+def base_of(found: Any) -> str:
+    """What an environment, or a class, which is none should be derived from, by the methods that it has."""
+    has_agents = hasattr(found, "possible_agents") or callable(getattr(found, "observation_space", None))
+    return "pettingzoo.ParallelEnv or pettingzoo.AECEnv" if has_agents else "gymnasium.Env"
+
+
 def find_multi_agent(id_: str) -> Callable[..., Any] | None:
     """What makes the environment that PettingZoo, or mpe2, has under a name such as mpe2/simple_spread_v3, if any.
 

@@ -17,6 +17,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.observations import (
+    INTERFACE,
     InvalidValue,
     batch_checker,
     check_info,
@@ -29,9 +30,6 @@ from rlframe.envs.restarter import Restarter
 from rlframe.envs.serializer import EnvStateError
 
 _FLAGS = frozenset({bool, np.bool_})
-_INTERFACE = (
-    "step must return observation, reward, terminated, truncated, info, and reset observation, info, as Gymnasium's do"
-)
 _REMEDY = "reproduce it with one environment of this seed, and fix the environment"
 _FLOAT32_SAFE = 1e38  # rewards are checked one by one if their sum exceeds this or is NaN
 
@@ -266,7 +264,7 @@ class PythonEnvs(Envs):
         """An EnvError with the facts; `ahead` is 1 if the current step is not counted in `_elapsed` yet."""
         return env_error(
             f"environment {self._first + index} {describe(error)}",
-            _INTERFACE if _is_unpacking(error) else _REMEDY,
+            INTERFACE if _is_unpacking(error) else _REMEDY,
             seed=self._episodes.seed(index),
             episode=self._episodes.episodes[index],
             step=int(self._elapsed[index]) + ahead,

@@ -65,7 +65,7 @@ def check_same_run(run: str, config: Mapping[str, Any], given: Mapping[str, Any]
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "
             f"(what can: {', '.join(_ADJUSTABLE)}, but not {', '.join(_FIXED)}); "
-            f"for a new run from its weights use init={run}"
+            f"for a new run from its weights use init={run}, and for its whole state with other numbers rlframe.restore"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -34,10 +34,10 @@ _COMMAND_KEYS = (
 )
 _CUTOFF = 0.6  # how similar words are that are suggested
 _OF_SEVERAL = ("sweep", "zip", "search")  # before a key
-_OTHER_WORDS = {  # of other frameworks, and the last word of what they are called here
+_OTHER_WORDS = {  # of other frameworks, and the last word, or words, of what they are called here
     **dict.fromkeys(("run_dir", "save_dir", "output_dir", "out", "out_dir", "logdir", "tensorboard_log"), "log_dir"),
     "action_noise": "explore",
-    "alpha": "decay",
+    "alpha": "temperature decay",
     "batch_size": "minibatches",
     "bonus": "bonus",
     "buffer_size": "size",
@@ -68,6 +68,7 @@ _OTHER_WORDS = {  # of other frameworks, and the last word of what they are call
     "num_envs": "batch_B",
     "optimizer_class": "optimizer",
     "policy_delay": "policy_interval",
+    "polyak": "tau",
     "recurrent": "memory",
     "rnn": "memory",
     "sde_sample_freq": "interval",
@@ -294,19 +295,21 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     around = keys.get(group)
     if isinstance(around, Part) and inner_parts(around, name):
         return f"; {group}={given.get(group, around.default)} has no such part"
-    word = _OTHER_WORDS.get(name, "")
-    named = [key for each in dict.fromkeys((word, name)) for key in known if each and key.rpartition(".")[2] == each]
+    words = _OTHER_WORDS.get(name, "").split()
+    named = [key for each in dict.fromkeys((*words, name)) for key in known if key.rpartition(".")[2] == each]
     inside = [key for key in named if key.startswith(f"{group}.")]
-    if isinstance(around, Part) and not inside and not (word and named):
+    outer, _, inner = group.rpartition(".")
+    if around is None and isinstance(of := keys.get(outer), Part) and (kinds := _kinds_with(of, inner)):
+        return f"; {group} is for {outer}={_listed(kinds)}, not {given.get(outer, of.default)}"
+    if isinstance(around, Part) and not inside and not (words and named):
         if kinds := _kinds_with(around, name):
-            listed = " or ".join(", ".join(kinds).rsplit(", ", 1))  # a, b or c
-            return f"; it is for {group}={listed}, not {given.get(group, around.default)}"
+            return f"; it is for {group}={_listed(kinds)}, not {given.get(group, around.default)}"
         if group in known:
             return _what_it_has(group, around, name, given, [*known])
     longer = next((key for key, x in known.items() if isinstance(x, Part) and key.endswith(f".{group}")), "")
     if longer:
         return f"; did you mean {longer}.{name}?"
-    named = inside or named or [word] * (word in others)
+    named = inside or named or [word for word in words if word in others] or _near(name, group, known)
     named = named or get_close_matches(unknown, [*known, *others], n=1, cutoff=_CUTOFF)
     if group == "env" and not inside and not get_close_matches(name, chz.chz_fields(EnvOptions), cutoff=_CUTOFF):
         return f"; an argument of the environment is env_kwargs.{name}"
@@ -319,6 +322,18 @@ def _what_it_has(key: str, part: Part, name: str, given: Mapping[str, Any], know
     if near := get_close_matches(name, own, n=1, cutoff=_CUTOFF):
         return f"; did you mean {key}.{near[0]}?"
     return f"; {key}={given.get(key, part.default)} has {', '.join(own) or 'no keys'}"
+
+
+def _near(name: str, group: str, known: Iterable[str]) -> list[str]:
+    """The key of a group whose last word, or its word in another framework, is near."""
+    words = {key.removeprefix(f"{group}."): key for key in known if key.startswith(f"{group}.")}
+    words |= {other: words[x] for other, ours in _OTHER_WORDS.items() for x in ours.split() if x in words}
+    return [words[each] for each in get_close_matches(name, words, n=1, cutoff=_CUTOFF)]
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    """a, b or c."""
+    return " or ".join(", ".join(kinds).rsplit(", ", 1))
 
 
 def _kinds_with(part: Part, name: str) -> list[str]:

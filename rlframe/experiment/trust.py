@@ -111,14 +111,17 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
     found = [] if trust else foreign(config, most_weights)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        here = any("__main__:" in each or "()" in each for each in found)  # of the script or notebook that trained it
-        hand = "; hand these objects over again, such as env=MyEnv" if here else ""
+        hand = "; in Python, hand these objects over again, such as env=MyEnv" if any(map(_names_code, found)) else ""
         raise ConfigError(
             printable(
-                f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}{hand}; "
-                f"{'or ' * here}if you trust its author, add trust=true"
+                f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}; if you "
+                f"trust its author, or it is yours, add trust=true{hand}"
             )
         )
+
+
+def _names_code(entry: str) -> bool:
+    return ":" in entry.partition("=")[2] or "()" in entry
 
 
 def check_sync(config: Mapping[str, Any], given: Mapping[str, Any], source: str, trust: bool) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.names import made_by
@@ -370,8 +371,9 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         return Encoder(space, config)
     if ":" not in config.encoder:
         raise ConfigError(
-            f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala, hadamax; "
-            f"write your own class as package.module:Class or ./file.py:Class"
+            f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala, hadamax"
+            f"{nearest(config.encoder, ('auto', 'mlp', *_IMAGE_ENCODERS))}; write your own class as "
+            f"package.module:Class or ./file.py:Class"
         )
     made = made_by(config.encoder, "model.encoder", nn.Module, "torch.nn.Module", space)
     with naming(f"model.encoder={config.encoder} failed in forward"):

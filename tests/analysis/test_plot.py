@@ -122,11 +122,24 @@ def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     said = capsys.readouterr().err
     assert f"{study}/ppo/run_2 failed: left out" in said
     assert f"{study}/a2c/run_0 has fewer than two rows: left out" in said
+    entries = [{"name": f"ppo/run_{seed}", "state": "failed"} for seed in range(3)]
+    (study / "experiment.json").write_text(json.dumps({"runs": entries}))
+    assert len(find_experiments([study / "ppo"], ())[0].runs) == 3
+    assert f"{study}/ppo/run_1 failed, as all others: shown nevertheless" in capsys.readouterr().err
 
 
 def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> LearningCurve:
     (experiment,) = find_experiments([directory], ())
     return make_curve(experiment, x, "eval/return_mean", smooth, center)
+
+
+def test_runs_with_one_row_each_are_told_how_to_have_more(tmp_path: Path) -> None:
+    for seed in range(2):
+        text = f"env_steps,time/elapsed_s,eval/return_mean\n0,1,\n{10 + seed},2,3\n"
+        write_run(tmp_path / f"run_{seed}", [1.0], seed=seed)
+        (tmp_path / f"run_{seed}/progress.csv").write_text(text)
+    with pytest.raises(PlotError, match=r"run_0 has one row of eval/return_mean: lower runner.log_interval_steps"):
+        curve(tmp_path)
 
 
 def test_seeds_are_interpolated_over_the_range_they_share(tmp_path: Path) -> None:

@@ -35,6 +35,19 @@ SPACES: dict[str, spaces.Space] = {
 }
 
 
+class Several:
+    """Agents without the base class of PettingZoo."""
+
+    possible_agents = ("red", "blue")
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return SPACES["box"]
+
+
+def several() -> Any:
+    return Several()
+
+
 class Converted(gymnasium.Env):
     """An observation of its space's shape, as `make` gives it."""
 

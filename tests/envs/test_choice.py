@@ -93,6 +93,8 @@ def test_an_unknown_id_is_an_error_with_the_nearest_id(id_: str) -> None:
         ("tests.envs.custom:CONSTANT", "'CONSTANT' is 3, which is not callable"),
         ("tests.envs.nowhere:env", "No module named 'tests.envs.nowhere'"),
         ("tests.envs.custom:nothing", "returned a value of type int, not a gymnasium.Env"),
+        ("tests.envs.custom:Several", "Several is not a subclass of pettingzoo.ParallelEnv or pettingzoo.AECEnv"),
+        ("tests.envs.custom:several", "a value of type Several, not a pettingzoo.ParallelEnv or pettingzoo.AECEnv"),
         ("tests.envs.custom:Spaceless", "has no observation_space; set it in the environment's constructor"),
         (3, "is not a Gymnasium id"),
     ],
@@ -109,6 +111,7 @@ def test_an_unknown_argument_is_named(backend: str) -> None:
 def test_an_unknown_argument_is_an_error_with_the_nearest_name() -> None:
     assert "has no argument env_kwargs.dely" in refused("rlframe.envs.debug_envs:memory", dely=3)
     assert "did you mean delay" in refused("rlframe.envs.debug_envs:memory", dely=3)
+    assert "films need it" in refused("rlframe.envs.debug_envs:memory", render_mode="rgb_array")
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,9 @@ def test_an_info_that_is_not_a_dict_is_an_error_in_resets_too(info: Any) -> None
     env = Converted(SMALL, lambda: np.zeros(2, np.float32))
     env.reset = lambda **_: (np.zeros(2, np.float32), info)  # type: ignore[method-assign]
     envs = PythonEnvs([lambda: env], [0], 0)
-    with pytest.raises(EnvError, match="`info` is not a dict but"):
+    with pytest.raises(
+        EnvError, match=r"`info` is not a dict but .*; step must return .*, and reset observation, info"
+    ):
         envs.reset(rows_for(envs))
 
 
