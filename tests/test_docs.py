@@ -175,7 +175,8 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
     for document in TUTORIALS:
         save_files(document, tmp_path)
         given += [dict(word.split("=", 1) for word in words) for words in commands(document, "rlframe.launch")]
-    given = [keys | ({"algo.learning_starts": "500"} if "algo.learning_starts" in keys else {}) for keys in given]
+    with_replay = {"algo.learning_starts", "algo.double"}
+    given = [keys | ({"algo.learning_starts": "500"} if with_replay & keys.keys() else {}) for keys in given]
     samplers = [{"sampler": keys.get("sampler", "serial")} for keys in given]
     runs = [{**given[n], **SMALL, **samplers[n], "log_dir": "runs", "run_ID": str(n)} for n in range(len(given))]
     program = (
