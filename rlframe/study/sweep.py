@@ -7,9 +7,10 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def plan_study(
     grid = plan.varied(study.runs)
     facts = {"command": command, "experiments": experiments, "grid": grid, "started_in": _place_of(study.directory)}
     config = _common_config(checked)
-    needs_trust = any(map(foreign, [config, *(run.arguments for run in study.runs)]))
+    needs_trust = any(map(foreign, [config, *_settings_in(experiments)]))
     hint = f"{study.resume_hint}{' trust=true' * needs_trust}"
     study = replace(study, facts={**facts, "config": config}, resume_hint=hint)
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
@@ -352,6 +353,17 @@ def is_study(arguments: Mapping[str, str]) -> bool:
     return has_grid(arguments) or bool(arguments.get("experiment") and load_study(arguments["experiment"]))
 
 
+def _settings_in(experiments: Experiments) -> Iterator[dict[str, str]]:
+    """Each value of each key in the words of a study."""
+    for name, text in chain.from_iterable(words.items() for words in experiments.values()):
+        key = bare_key(name)
+        if name.startswith(SEARCH):
+            values: Sequence[str] = read_domain(name, text).examples()
+        else:
+            values = split_values(text) if key != name else [text]
+        yield from ({key: value} for value in values)
+
+
 def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: bool) -> tuple[list[str], Experiments]:
     """The command line and the experiments of a study, the adjustable words updated by those given now.
 
@@ -374,13 +386,6 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
         raise ConfigError(f"{N_STEPS} cannot change in a search, whose trials are compared at their ends")
     if not are_words(experiments):
         raise ConfigError(f"{directory / FILE} is damaged; move it away and use another log_dir")
-    for words in experiments.values():
-        for name, text in words.items():
-            key = bare_key(name)
-            if name.startswith(SEARCH):
-                values: Sequence[str] = read_domain(name, text).examples()
-            else:
-                values = split_values(text) if key != name else [text]
-            for value in values:
-                check_trusted({key: value}, str(directory / FILE), trust)
+    for setting in _settings_in(experiments):
+        check_trusted(setting, str(directory / FILE), trust)
     return command, {name: words | dict(arguments) for name, words in experiments.items()}

@@ -16,6 +16,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.launch import main
+from rlframe.study import sweep
 from rlframe.study.domain import check_examples, read_domain
 from rlframe.study.plan import PlannedRun
 from rlframe.study.record import DONE, FAILED, PRUNED, WAITING, Status
@@ -270,6 +271,21 @@ def test_examples_reach_each_bound_and_each_choice() -> None:
     assert [each["a"] for each in seen] == ["1e-05", "0.01", "0.01"]
     assert [each["b"] for each in seen] == ["[1]", "[2,2]", "[3]"]
     assert read_domain("search.n", "int(1,1e3)").examples() == ("1", "1000")
+
+
+@pytest.mark.parametrize(
+    ("word", "trust"),
+    [("search.algo.clip=choice(0.1,0.2)", ""), ("search.callbacks=choice([],[./stop.py:Stop])", " trust=true")],
+)
+def test_the_word_that_continues_a_search_has_trust_if_that_is_needed(
+    word: str, trust: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hints: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "execute", lambda study, *_: hints.append(study.resume_hint) or 0)
+    (tmp_path / "stop.py").write_text("from rlframe.runners import Callback\n\n\nclass Stop(Callback):\n    pass\n")
+    assert main([*SHORT, word, "metric=-algo/loss", f"log_dir={tmp_path}/study"]) == 0
+    assert hints == [f"resume={tmp_path}/study{trust}"]
 
 
 @pytest.mark.slow
