@@ -46,6 +46,7 @@ log_dir=/proc/nowhere -> use another log_dir
 resume=/nowhere -> name a run directory
 dry_run=maybe -> true or false
 algo=./nothere.py -> does not exist
+algo=dqn algo.n_step=256 -> algo.n_step=256 must be from 1 to 255
 algo.lr=1 -> did you mean algo.learning_rate?
 algo=sac algo.gama=0.9 -> did you mean algo.discount?
 algo=sac algo.alpha=0.2 -> did you mean algo.temperature?

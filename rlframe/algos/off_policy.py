@@ -80,7 +80,7 @@ class OffPolicyConfig(FromReplayConfig):
     discount: float = fraction_or_auto(
         0.99, "gamma, per env step; auto: (T/5 - 1) / (T/5) of episodes of at most T steps, within 0.95 and 0.995"
     )
-    n_step: int = count(1, "rewards a return sums before it bootstraps")
+    n_step: int = count(1, "rewards a return sums before it bootstraps", high=255)
     target_interval_steps: int = interval_steps()
     value: str = choice("expected", KINDS, "what is learned of the return: its mean, its distribution, its quantiles")
     n_atoms: int = count(51, "atoms of categorical, or quantiles")

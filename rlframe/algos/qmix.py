@@ -69,7 +69,7 @@ class Config(FromReplayConfig):
         10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
     )
     discount: float = fraction(0.99, "gamma, per env step")
-    n_step: int = count(1, "rewards a return sums before it bootstraps")
+    n_step: int = count(1, "rewards a return sums before it bootstraps", high=255)
     batch_size: int = count(256, "rows an update, each of all agents")
     replay_ratio: float = positive(32.0, "joint rows for each env_step: batch_size / env_steps an update")
     huber_delta: float = positive(float("inf"), "|TD error| above which the loss is linear; inf: squared")

@@ -7,19 +7,19 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import ALIKE, CLOCKS, as_trained, configs_of, differences, find_runs, read_run
+from rlframe.analysis.curves import ALIKE, CLOCKS, RunData, as_trained, configs_of, differences, find_runs, read_run
 from rlframe.analysis.results import Results, read_results, read_seeds, spell_seeds
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import in_turn, prepare_output, read_json, write_output
 
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
-_OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run")
+_OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run|stack")
 _MOST_NAMED = 8  # keys in a message
 _FINISHED = ("completed", "stopped")  # `stopped`: by a callback, which is part of the config
 
@@ -74,7 +74,7 @@ def _with_runs(out: Path, paths: Sequence[Path], columns: Sequence[str], note: s
     if old and not old.config:
         raise ConfigError(f"{out} has no recorded config to compare with; write another file: out=FILE.csv")
     _check_equal([*([(out, old.config)] if old else []), *((path, facts[path][0]) for path in paths)])
-    kept = tuple(old.columns) if old and not columns else _columns([run.columns for run in runs.values()], columns)
+    kept = tuple(old.columns) if old and not columns else _columns(runs, columns)
     rows: dict[int, list[tuple[str, ...]]] = dict(old.rows) if old else {}
     if old and kept != old.columns:
         raise ConfigError(f"{out} has the columns {', '.join(old.columns)}, not {', '.join(kept)}; leave out columns=")
@@ -98,7 +98,7 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
     """The config of a run, with what a resume changed, and how it was measured; ConfigError if it has not ended."""
     params = read_json(path / "params.json")
     configs, ended = configs_of(params), "running"
-    with suppress(ConfigError):
+    if (path / "result.json").exists():
         ended = str(read_json(path / "result.json").get("ended"))
     if ended not in _FINISHED and not partial:
         raise ConfigError(
@@ -152,18 +152,17 @@ def _folder(run: Path) -> Path:
     return run.parent if re.fullmatch(r"run_\d+", run.name) else run
 
 
-def _columns(runs: Sequence[Mapping[str, np.ndarray]], named: Sequence[str]) -> tuple[str, ...]:
+def _columns(runs: Mapping[Path, RunData], named: Sequence[str]) -> tuple[str, ...]:
     """Clocks, then the named metrics of the runs, or their mean returns: of evaluations, else of training episodes."""
-    there = [name for name in runs[0] if np.isfinite(runs[0][name]).any()]
-    returns = ([name for name in there if pattern.fullmatch(name)] for pattern in _RETURNS)
+    known = [[name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs.values()]
+    returns = ([name for name in known[0] if pattern.fullmatch(name)] for pattern in _RETURNS)
     metrics = list(named) or next(filter(None, returns), [])
-    for run in runs:
-        missing = [name for name in ("env_steps", *metrics) if name not in run or not np.isfinite(run[name]).any()]
+    for path, there in zip(runs, known, strict=True):
+        missing = [name for name in ("env_steps", *metrics) if name not in there]
         if missing or not metrics:
-            raise ConfigError(
-                f"a run has no {missing[0] if missing else 'returns'}; it has {', '.join(there) or 'no rows'}"
-            )
-    return (*(name for name in CLOCKS if all(name in run for run in runs)), *metrics)
+            has = ", ".join(there) or "no rows"
+            raise ConfigError(f"{path} has no {missing[0] if missing else 'returns'}; it has {has}")
+    return (*(name for name in CLOCKS if all(name in run.columns for run in runs.values())), *metrics)
 
 
 def _rows(path: Path, run: Mapping[str, np.ndarray], names: Sequence[str]) -> list[tuple[str, ...]]:

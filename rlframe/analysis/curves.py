@@ -205,7 +205,7 @@ def _group(paths: Sequence[Path]) -> list[SeedGroup]:
 def _usable(runs: Sequence[RunData]) -> Sequence[RunData]:
     """The runs without those that failed in a study or have just started; all if none is left; each with a warning."""
     problems = [_problem(run) for run in runs]
-    effect = ", as all others: shown nevertheless" if all(problems) else ": left out"
+    effect = ": shown nevertheless, as no other is left" if all(problems) else ": left out"
     for run, problem in zip(runs, problems, strict=True):
         if problem:
             print(printable(f"{run.directory} {problem}{effect}"), file=sys.stderr)
@@ -234,9 +234,15 @@ def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The keys in which the configs of one experiment may not differ but do, each with its value in every config."""
-    keys = dict.fromkeys(key for config in configs for key in config if not _SAME_RESULT.fullmatch(key))
-    texts = {key: [json.dumps(config.get(key)).strip('"') for config in configs] for key in keys}
+    """The keys in which the configs of one experiment may not differ but do, each with its value in every config.
+
+    Beside others an empty config is that of a params.json which is missing or damaged, and differs in this alone.
+    """
+    known = next((config for config in configs if config), {})
+    whole = [config or known for config in configs]
+    keys = dict.fromkeys(key for config in whole for key in config if not _SAME_RESULT.fullmatch(key))
+    texts = {key: [json.dumps(config.get(key)).strip('"') for config in whole] for key in keys}
+    texts["params.json"] = ["whole" if config else "unreadable" for config in configs]
     return {key: values for key, values in texts.items() if len(set(values)) > 1}
 
 

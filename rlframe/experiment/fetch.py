@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError, ReadableError, describe, printable, shortened
 from rlframe.core.files import MAX_BYTES, check_free_space
@@ -86,9 +88,12 @@ def _fetch(remote: Remote, folder: Path, keys: Mapping[str, Any]) -> None:
 @contextmanager
 def _renamed_when_complete(directory: Path) -> Iterator[tuple[Path, Path]]:
     """A hidden folder beside a new directory, and that directory, which it becomes; both are removed on an error."""
-    folder = directory.with_name(f".fetching-{directory.name}-{os.getpid()}")
+    prefix = f".fetching-{directory.name}-"
+    folder = directory.with_name(f"{prefix}{os.getpid()}")
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        for each in directory.parent.glob(f"{prefix}*"):
+            if each == folder or not psutil.pid_exists(int(each.name.removeprefix(prefix))):  # of a process killed then
+                shutil.rmtree(each, ignore_errors=True)
         folder.mkdir()
         yield folder, directory
         folder.rename(directory)

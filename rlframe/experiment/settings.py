@@ -302,7 +302,7 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     if around is None and isinstance(of := keys.get(outer), Part) and (kinds := _kinds_with(of, inner)):
         return f"; {group} is for {outer}={_listed(kinds)}, not {given.get(outer, of.default)}"
     if isinstance(around, Part) and not inside and not (words and named):
-        if kinds := _kinds_with(around, name):
+        if kinds := next(filter(None, (_kinds_with(around, each) for each in (name, *words))), []):
             return f"; it is for {group}={_listed(kinds)}, not {given.get(group, around.default)}"
         if group in known:
             return _what_it_has(group, around, name, given, [*known])

@@ -16,6 +16,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.analysis.curves import N_STEPS
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs.pettingzoo import find_multi_agent
@@ -123,11 +124,12 @@ def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
             f"stack=[{','.join(seeds)}] is what a study starts for stack=true; give it sweep.seed= or repeats="
         )
     trusts = {"trust": "true"} if words.get("trust") == "true" or foreign(words) else {}
+    length = {N_STEPS: words[N_STEPS]} if N_STEPS in words else {}  # it may have been shorter before
     jobs = []
     for seed in seeds:
         run = Path(words["log_dir"]) / f"run_{seed}"
         resumes = bool(list_snapshots(run / "snapshot"))
-        own = {"resume": str(run), **trusts} if resumes else {**words, "seed": seed, "run_ID": seed}
+        own = {"resume": str(run), **length, **trusts} if resumes else {**words, "seed": seed, "run_ID": seed}
         jobs.append(read_job(own))
         check_stackable(jobs[-1].experiment)
     return jobs

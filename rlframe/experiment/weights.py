@@ -105,7 +105,9 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
         added = "Unexpected key" in said and not ("Missing key" in said or "size mismatch" in said)
         remedy = "; parts that your own algorithm adds to its agent belong in make_agent of its Config" if added else ""
         raise ConfigError(f"{source} holds another network: {said}{remedy}") from None
-    if broken := [name for name, x in agent.named_parameters() if not x.isfinite().all()]:
+    broken = [name for name, x in agent.named_parameters() if not x.isfinite().all()]
+    broken += [name for name, x in agent.named_buffers() if x.isnan().any()]  # which may be infinite on purpose
+    if broken:
         raise ConfigError(f"{source} holds NaN or Inf in {broken[0]}; use another snapshot")
 
 

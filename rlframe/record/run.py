@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -336,7 +337,8 @@ class Run(_DirectoryRun):
         """Count a disk error; raise it if the run must stop, else log a warning."""
         self._n_failed += 1
         if stop:
-            raise RecordError(f"{error}. Once that is mended, continue with resume={self.directory}") from error
+            resume = shlex.quote(f"resume={self.directory}")
+            raise RecordError(f"{error}. Once that is mended, continue with {resume}") from error
         _logger.warning("%s. The run continues because of snapshot_errors=continue", error)
 
     def _check_place(self) -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -165,7 +166,7 @@ class Sync(BaseSync):
     def _warn_incomplete(self, waited_s: float) -> None:
         reason = self._problem if self._n_in_row else f"the copy was not complete after {waited_s:.0f} s"
         has = f"the run up to {self._copied}" if self._copied else "no snapshot of this process"
-        remedy = "" if self._is_refused else f"; resume={self._directory} copies it"
+        remedy = "" if self._is_refused else f"; {shlex.quote(f'resume={self._directory}')} copies it"
         text = f"sync: {shortened(self.place)} has {has}, not its end: {reason}{remedy}"
         _logger.warning("%s", printable(text))
 

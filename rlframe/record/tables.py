@@ -81,16 +81,18 @@ class CsvLogger(Logger):
         self._waiting.clear()
 
     def truncate_after(self, env_steps: int) -> None:
-        """Damaged lines up to there are dropped too; the file as it was is kept then."""
-        columns, end, n_damaged = self._columns, 0, self._n_lines() - bool(self._columns)
-        n_later, goes_on = 0, True  # in order, so far; late evaluations have nothing of an interval
+        """Damaged lines are dropped too; the file as it was is kept then."""
+        columns, n_rows, end, last = self._columns, 0, 0, -math.inf
+        n_damaged, n_later, is_past = 0, 0, False
         of_interval = [i for i, name in enumerate(columns) if name not in _CLOCKS and not name.startswith("eval/")]
-        for i, (step, row) in enumerate(self._steps()):
-            n_damaged -= math.isfinite(step)
-            n_later += step > env_steps
-            goes_on = goes_on and not step > env_steps
-            if step <= env_steps and (goes_on or any(row[at] for at in of_interval)):
-                end, n_damaged, n_later, goes_on = i + 1, n_damaged + n_later, 0, True
+        for n_rows, (step, row) in enumerate(self._steps(), 1):
+            is_row = any(row[at] for at in of_interval)  # else it is an evaluation, which may come late
+            if step <= env_steps and (not is_past or (is_row and step >= last)):
+                end, last, n_damaged, n_later, is_past = n_rows, step if is_row else last, n_damaged + n_later, 0, False
+            else:
+                n_later += not step <= env_steps
+                is_past |= step > env_steps
+        n_damaged += self._n_lines() - n_rows - bool(columns)
         if n_damaged:
             shutil.copyfile(self._path, aside := _place_aside(self._path))
             _log.warning(f"{self._path.name} has {pluralize(n_damaged, 'damaged line')}; all are kept in {aside.name}")
@@ -167,7 +169,7 @@ class JsonlLogger(Logger):
             is_whole = all(_is_row(line, row) for line, row in zip_longest(complete, self._lines()) if line)
         if not is_whole:
             self._path.replace(aside := _place_aside(self._path))
-            _log.warning(f"{self._table.name} has lost or changed rows of {self._path.name}, kept as {aside.name}")
+            _log.warning(f"{self._table.name} and {self._path.name} differ: the latter is kept as {aside.name}")
 
     def _lines(self) -> Iterator[str]:
         """Of the rows of progress.csv."""

@@ -108,8 +108,8 @@ class NothingLearned(ReadableError):
     def __init__(self, env_steps: int) -> None:
         super().__init__(
             f"nothing was learned in {env_steps:,} env_steps: no update was due, or replay never had rows to learn "
-            f"from; look at algo.learning_starts, and at the lengths of batches and sequences (your own algorithm "
-            f"counts its updates: self.progress.updates += 1)"
+            f"from; look at algo.learning_starts, and at the lengths of batches, sequences and algo.n_step (your own "
+            f"algorithm counts its updates: self.progress.updates += 1)"
         )
 
 
@@ -255,9 +255,7 @@ class Learners(dict[str, Learner]):
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
             if learner.algo.progress.diverged(learner.agent.parameters()):
-                raise ValueError(
-                    f"a parameter{learner.of} is NaN or Inf; without this snapshot, the one before is taken"
-                )
+                raise ValueError(f"a parameter{learner.of} is NaN or Inf; resume from one before, if there is one")
 
 
 def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:

@@ -137,7 +137,7 @@ class RunProcess:
         if not reason or len(self.runs) == 1:
             return status, reason
         own = self.own_result(run)
-        if own.get("ended") in ("completed", "stopped"):
+        if own.get("ended") in ("completed", "stopped", "out_of_time"):
             return 0, ""
         told = own.get("ended") in ("failed", "interrupted") and not self.kill_reason
         return status, str(own["reason"]) if told else reason

@@ -122,7 +122,7 @@ def newest_values(path: Path) -> dict[str, float]:
     complete = [line for line in lines if line.endswith(b"\n")]
     if not complete:
         return {}
-    names, found = next(csv.reader([header.decode()])), dict[str, float]()
+    names, found = next(csv.reader([header.decode("utf-8-sig")])), dict[str, float]()
     for cells in csv.reader([line.decode(errors="replace") for line in complete[-_ROWS:]]):
         row = {name: number_in(cell) for name, cell in zip(names, cells, strict=False) if cell}
         found = {**found, **row, "env_steps": max(found.get("env_steps", 0.0), row.get("env_steps", 0.0))}
@@ -208,9 +208,10 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
     before, now = entry["arguments"], run.arguments
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     status = Status(**{field.name: entry[field.name] for field in fields(Status)})
-    is_over = status.state in (DONE, PRUNED)
-    is_new = not run.directory.is_dir() and (status.has_directory or not is_over)
-    is_longer = differing == [N_STEPS] and number_in(now.get(N_STEPS, "")) > n_steps_of(run.directory / PARAMS)
+    is_over, is_begun = status.state in (DONE, PRUNED), run.directory.is_dir()
+    is_new = not is_begun and (status.has_directory or not is_over)
+    n_steps = number_in(now.get(N_STEPS, ""))
+    is_longer = differing == [N_STEPS] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
     if differing and not (is_new or is_longer):
         others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)
         if any(_same_object(before.get(key, ""), now.get(key, "")) for key in differing):

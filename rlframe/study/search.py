@@ -105,7 +105,10 @@ class Search(MoreRuns):
         self.plan, self._make_runs = plan, make_runs
         with _journal():
             self._optuna = check_installed(plan)
-            self._study = self._opened(directory / SEARCH_JOURNAL)
+            try:
+                self._study = self._opened(directory / SEARCH_JOURNAL)
+            except (KeyError, TypeError) as error:
+                raise _damaged(error) from None
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
         self._runs: dict[str, list[PlannedRun]] = {}
@@ -189,8 +192,8 @@ class Search(MoreRuns):
             if not self._queued and len(self._runs) >= self.plan.n_trials:
                 return []
             trial = self._study.ask(self._distributions)
-            self._queued = max(0, self._queued - 1)
-            return self._add(trial.number, trial.params, trial)
+        self._queued = max(0, self._queued - 1)
+        return self._add(trial.number, trial.params, trial)
 
     def _queue_added(self) -> None:
         """Tell Optuna of the trials that were added since the last time; each is in the journal once."""
@@ -320,5 +323,10 @@ def _journal() -> Iterator[None]:
             raise ConfigError(
                 f"cannot write {SEARCH_JOURNAL}: {error.strerror}; mend that, and repeat the command"
             ) from error
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{SEARCH_JOURNAL} is damaged: {error}; restore it, or use another log_dir") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise _damaged(error) from None
+
+
+def _damaged(error: Exception) -> ConfigError:
+    what = f"{type(error).__name__}: {error}"
+    return ConfigError(f"{SEARCH_JOURNAL} is damaged: {what:.200}; restore it, or use another log_dir")

@@ -125,12 +125,21 @@ def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     entries = [{"name": f"ppo/run_{seed}", "state": "failed"} for seed in range(3)]
     (study / "experiment.json").write_text(json.dumps({"runs": entries}))
     assert len(find_experiments([study / "ppo"], ())[0].runs) == 3
-    assert f"{study}/ppo/run_1 failed, as all others: shown nevertheless" in capsys.readouterr().err
+    assert f"{study}/ppo/run_1 failed: shown nevertheless, as no other is left" in capsys.readouterr().err
 
 
 def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> LearningCurve:
     (experiment,) = find_experiments([directory], ())
     return make_curve(experiment, x, "eval/return_mean", smooth, center)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"config": {"a"'])
+def test_a_run_whose_settings_are_lost_differs_in_that_alone(content: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"run_{seed}", [1.0], seed=seed, **{"algo.clip": 0.2})
+    (tmp_path / "run_1/params.json").write_text(content)
+    found = {each.label: len(each.runs) for each in find_experiments([tmp_path], ())}
+    assert found == {"params.json=whole": 2, "params.json=unreadable": 1}
 
 
 def test_runs_with_one_row_each_are_told_how_to_have_more(tmp_path: Path) -> None:

@@ -29,7 +29,14 @@ def run_dir(folder: Path, seed: int, returns: tuple[float, ...], ended: str = "c
     (folder / "progress.csv").write_text("\n".join([HEADER, *rows]) + "\n")
     params = {
         "config": {"env": "CartPole-v1", "algo.clip": 0.2, "seed": seed, "log_dir": str(folder), **config},
-        "command_line": ["rlframe/launch.py", "experiment=a/b", f"seed={seed}", "algo.clip=0.2", "log_dir=/tmp/x"],
+        "command_line": [
+            "rlframe/launch.py",
+            "experiment=a/b",
+            f"seed={seed}",
+            "algo.clip=0.2",
+            "log_dir=/tmp/x",
+            "stack=[0,1]",
+        ],
         "started": "2026-11-25T07:44:00+00:00",
         "versions": {"torch": "2.13"},
         "git": {"revision": "abc", "dirty": True},
@@ -101,6 +108,10 @@ def test_what_does_not_belong_together_is_refused_and_the_file_stays(
         "has not reached its end (interrupted)": run_dir(tmp_path / "short", 2, (1.0,), ended="interrupted"),
         "names no seed": run_dir(tmp_path / "seedless", None, (1.0,)),  # type: ignore[arg-type]
     }
+    wrong["result.json is damaged"] = run_dir(tmp_path / "cut", 3, (1.0,))
+    (tmp_path / "cut/result.json").write_text('{"ended": "comp')
+    wrong[f"{tmp_path / 'emptied'} has no env_steps"] = run_dir(tmp_path / "emptied", 4, (1.0,))
+    (tmp_path / "emptied/progress.csv").write_text("")
     for message, run in wrong.items():
         assert main(["add", str(run), f"out={out}"]) == 2
         error = capsys.readouterr().err

@@ -95,6 +95,14 @@ def test_a_copy_is_fetched_with_its_complete_snapshots_only(stored: dict[str, by
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["run_3"]
 
 
+def test_what_a_fetch_that_was_killed_left_goes_with_the_next(stored: dict[str, bytes], tmp_path: Path) -> None:
+    left = tmp_path / f".fetching-run_3-{2**22 + 1}"  # no process has this number
+    left.mkdir()
+    (left / "params.json").write_text("{}")
+    with_fetched({"resume": f"{URI}/", "log_dir": tmp_path, "runner.n_steps": 96})
+    assert [path.name for path in tmp_path.iterdir()] == ["run_3"]
+
+
 def foreign(stored: dict[str, bytes]) -> None:
     params = json.loads(stored["bucket/x/run_3/params.json"])
     params["config"]["algo"] = "./evil.py"

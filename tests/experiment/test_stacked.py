@@ -87,10 +87,18 @@ def test_the_runs_can_be_used_and_resumed_one_by_one_or_as_a_stack(tmp_path: Pat
 def test_a_run_that_ends_early_leaves_the_others_to_end(tmp_path: Path) -> None:
     words = {**PPO, **SHORT, "log_dir": str(tmp_path)}
     run_stack(read_stack(words, ["0"]))
-    longer = {**words, "runner.n_steps": "120"}
-    jobs = read_stack(longer, ["0", "1"])  # the first, resumed with its own 60 env_steps, has nothing left
+    run_stack(read_stack({**words, "runner.n_steps": "120"}, ["0"]))
+    jobs = read_stack({**words, "runner.n_steps": "120"}, ["0", "1"])  # the first has nothing left
     assert all(outcome.error is None for outcome in train_stack(jobs))
     assert float(read_csv(tmp_path / "run_1" / "progress.csv")[1][-1]["env_steps"]) >= 120
+
+
+def test_a_stack_is_trained_longer_from_where_each_run_ended(tmp_path: Path) -> None:
+    words = {**PPO, **SHORT, "runner.n_steps": "32", "runner.log_interval_steps": "32", "log_dir": str(tmp_path)}
+    run_stack(read_stack(words, ["0"]))
+    run_stack(read_stack({**words, "runner.n_steps": "64"}, ["0", "1"]))
+    for seed in range(2):
+        assert float(read_csv(tmp_path / f"run_{seed}/progress.csv")[1][-1]["env_steps"]) >= 64
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def test_rows_that_the_csv_has_lost_are_kept_aside(tmp_path: Path, caplog: pytes
     path.write_text("env_steps\n0\n1")
     JsonlLogger(path).close()
     assert aside.read_text() == before
-    assert "progress.csv has lost or changed rows of progress.jsonl, kept as abandoned_progress.jsonl" in caplog.text
+    assert "progress.csv and progress.jsonl differ: the latter is kept as abandoned_progress.jsonl" in caplog.text
     path.write_text("env_steps\n")
     JsonlLogger(path).close()
     assert aside.read_text() == before, "a second loss does not take the place of the first"
@@ -251,8 +251,9 @@ def test_a_cell_that_the_csv_has_otherwise_keeps_the_jsonl_aside(tmp_path: Path)
             "env_steps,a,eval/b\n0,1.0,\n900,,3.0\n200,3.0,\n300,4.0,\n100,,7.0\n",
             "env_steps,a,eval/b\n0,1.0,\n200,3.0,\n",
         ),
+        ("env_steps,a\n0,1.0\n100,2\n1e400,3.0\n200,4.0\n300,5.0\n40,6.0\n", "env_steps,a\n0,1.0\n100,2\n200,4.0\n"),
     ],
-    ids=["later", "no number", "header", "late evaluation"],
+    ids=["later", "no number", "header", "late evaluation", "earlier, after the end"],
 )
 def test_a_damaged_line_costs_itself_alone_on_resume_and_the_file_is_kept(
     damaged: str, kept: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -264,7 +265,8 @@ def test_a_damaged_line_costs_itself_alone_on_resume_and_the_file_is_kept(
     logger.close()
     assert path.read_text() == kept
     assert (tmp_path / "abandoned_episodes.csv").read_text() == damaged
-    assert "episodes.csv has" in caplog.text
+    n_damaged = 3 if "b\n" in damaged and "eval" not in damaged else 1
+    assert f"episodes.csv has {n_damaged} damaged line" in caplog.text
     logger = CsvLogger(path)
     logger.truncate_after(200)
     logger.close()

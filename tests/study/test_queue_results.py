@@ -10,6 +10,7 @@ import pytest
 from rlframe import launch
 from rlframe.study.plan import PlannedRun, make_slots
 from rlframe.study.process import RunProcess
+from rlframe.study.record import DONE, PRUNED, WAITING, Status, restored
 from rlframe.system.affinity import read_topology
 
 SHORT = "env=CartPole-v1 sampler=serial sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] runner.n_steps=100000 "
@@ -58,7 +59,8 @@ def ended_stack(folder: Path, before: dict[str, tuple[str, str]], written: dict[
 
 
 def test_of_a_stack_each_run_has_the_reason_of_its_own_record(tmp_path: Path) -> None:
-    ends = {"failed": "an error", "interrupted": "SIGINT: stopped at env_steps 8", "stopped": "by a callback", "": ""}
+    ends = {"failed": "an error", "interrupted": "SIGINT: stopped at env_steps 8", "stopped": "by a callback"}
+    ends |= {"out_of_time": "", "": ""}
     written = {ended: (ended, reason) for ended, reason in ends.items()}
     process = ended_stack(tmp_path, dict.fromkeys(ends, ("", "")), written)
     done, unknown = (0, ""), (1, "exit status 1: of the process")
@@ -66,10 +68,11 @@ def test_of_a_stack_each_run_has_the_reason_of_its_own_record(tmp_path: Path) ->
         (1, "an error"),
         (1, ends["interrupted"]),
         done,
+        done,
         unknown,
     ]
     process.kill_reason = "hung"
-    assert [process.result_of(run) for run in process.runs] == [(1, "hung"), (1, "hung"), done, (1, "hung")]
+    assert [process.result_of(run) for run in process.runs] == [(1, "hung"), (1, "hung"), done, done, (1, "hung")]
 
 
 def test_the_result_of_an_earlier_attempt_is_not_that_of_a_stack_which_ended_before_it_went_on(tmp_path: Path) -> None:
@@ -77,3 +80,10 @@ def test_the_result_of_an_earlier_attempt_is_not_that_of_a_stack_which_ended_bef
     process = ended_stack(tmp_path, before, dict.fromkeys(before, ("", "")))
     assert [process.result_of(run) for run in process.runs] == [(1, "exit status 1: of the process")] * 3
     assert [process.own_result(run) for run in process.runs] == [{}] * 3
+
+
+def test_a_run_that_never_began_may_be_made_longer(tmp_path: Path) -> None:
+    run = PlannedRun("", 0, {"seed": "0", "runner.n_steps": "2000"}, tmp_path / "run_0", (), ())
+    for state in (WAITING, PRUNED, DONE):
+        before = {"arguments": {"seed": "0", "runner.n_steps": "1000"}, **vars(Status(state))}
+        assert restored(run, before).state == WAITING

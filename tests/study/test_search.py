@@ -131,9 +131,10 @@ def test_a_search_killed_at_any_line_of_its_journal_goes_on_with_whole_trials(tm
             assert [{*words} for words in found] == [{"x", "kind", "seed"}] * 2
             if n >= first_trial + 3:
                 assert found[0] == begun.arguments
-    journal.write_bytes(b"".join([*lines[:2], b'{"op_co\n', *lines[2:]]))
-    with pytest.raises(ConfigError, match=r"search\.journal is damaged: .*; restore it, or use another log_dir"):
-        search_in(tmp_path, plan_of(n_runs="2"))
+    for damaged in (b'{"op_co\n', bytes(20), b"{}\n", b"3\n"):
+        journal.write_bytes(b"".join([*lines[:2], damaged, *lines[2:]]))
+        with pytest.raises(ConfigError, match=r"search\.journal is damaged: .*; restore it, or use another log_dir"):
+            search_in(tmp_path, plan_of(n_runs="2"))
 
 
 def test_a_full_disk_is_named_with_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

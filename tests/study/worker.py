@@ -18,7 +18,7 @@ def run(do: str, directory: Path, resume: bool) -> int:
         return 0 if do == "none" else 2
     directory.mkdir(parents=True, exist_ok=True)
     if do == "vanish":  # as if removed while it goes on
-        time.sleep(1.5)
+        time.sleep(3)
         directory.rmdir()
         return 0
     cpus, begin = ",".join(map(str, sorted(os.sched_getaffinity(0)))), time.monotonic()
