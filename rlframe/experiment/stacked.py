@@ -16,7 +16,6 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.analysis.curves import N_STEPS
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs.pettingzoo import find_multi_agent
@@ -124,7 +123,7 @@ def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
             f"stack=[{','.join(seeds)}] is what a study starts for stack=true; give it sweep.seed= or repeats="
         )
     trusts = {"trust": "true"} if words.get("trust") == "true" or foreign(words) else {}
-    length = {N_STEPS: words[N_STEPS]} if N_STEPS in words else {}  # it may have been shorter before
+    length = {key: x for key, x in words.items() if key == "runner.n_steps"}  # it may have been shorter before
     jobs = []
     for seed in seeds:
         run = Path(words["log_dir"]) / f"run_{seed}"
