@@ -175,7 +175,7 @@ def test_a_study_of_named_experiments_is_one_queue_and_resumes_without_its_file(
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("one", {"sweep.env": "CartPole-v1,os:getcwd"}, "env=os:getcwd; if you trust its author, or it is yours, add trust=true"),
+        ("one", {"sweep.env": "CartPole-v1,os:getcwd"}, "env=os:getcwd; if you trust its author, or it"),
         ("one", {"zip.algo": "ppo,./mine.py"}, "algo=./mine.py; if you trust its author"),
         ("one", {"callbacks": "[os:getcwd]"}, "callbacks=[os:getcwd]; if you trust its author"),
         ("one", {"experiment": "./mine.yaml"}, "experiment=./mine.yaml; if you trust its author"),
