@@ -88,11 +88,12 @@ def _fetch(remote: Remote, folder: Path, keys: Mapping[str, Any]) -> None:
 @contextmanager
 def _renamed_when_complete(directory: Path) -> Iterator[tuple[Path, Path]]:
     """A hidden folder beside a new directory, and that directory, which it becomes; both are removed on an error."""
-    prefix = f".fetching-{directory.name}-"
-    folder = directory.with_name(f"{prefix}{os.getpid()}")
+    name = f".fetching-{directory.name}-"
+    folder = directory.with_name(f"{name}{os.getpid()}")
     try:
-        for each in directory.parent.glob(f"{prefix}*"):
-            if each == folder or not psutil.pid_exists(int(each.name.removeprefix(prefix))):  # of a process killed then
+        for each in directory.parent.glob(f"{name}*"):  # of a process that was killed
+            pid = each.name.removeprefix(name)
+            if pid.isdecimal() and (each == folder or not psutil.pid_exists(int(pid))):
                 shutil.rmtree(each, ignore_errors=True)
         folder.mkdir()
         yield folder, directory

@@ -82,22 +82,31 @@ class CsvLogger(Logger):
 
     def truncate_after(self, env_steps: int) -> None:
         """Damaged lines are dropped too; the file as it was is kept then."""
-        columns, n_rows, end, last = self._columns, 0, 0, -math.inf
-        n_damaged, n_later, is_past = 0, 0, False
-        of_interval = [i for i, name in enumerate(columns) if name not in _CLOCKS and not name.startswith("eval/")]
-        for n_rows, (step, row) in enumerate(self._steps(), 1):
-            is_row = any(row[at] for at in of_interval)  # else it is an evaluation, which may come late
-            if step <= env_steps and (not is_past or (is_row and step >= last)):
-                end, last, n_damaged, n_later, is_past = n_rows, step if is_row else last, n_damaged + n_later, 0, False
-            else:
-                n_later += not step <= env_steps
-                is_past |= step > env_steps
-        n_damaged += self._n_lines() - n_rows - bool(columns)
+        end, n_damaged = self._end(env_steps)
         if n_damaged:
             shutil.copyfile(self._path, aside := _place_aside(self._path))
             _log.warning(f"{self._path.name} has {pluralize(n_damaged, 'damaged line')}; all are kept in {aside.name}")
-        self._replace(columns, (row for step, row in islice(self._steps(), end) if step <= env_steps))
+        self._replace(self._columns, (row for step, row in islice(self._steps(), end) if step <= env_steps))
         self._reopen()
+
+    def _end(self, env_steps: int) -> tuple[int, int]:
+        """How many rows come before the first that is later than `env_steps`, and how many lines are damaged.
+
+        A row that seems later is damaged if one follows which is not, and goes on from those before; evaluations may
+        follow late.
+        """
+        of_interval = [i for i, name in enumerate(self._columns) if not name.startswith(("eval/", *_CLOCKS))]
+        n_rows, end, last = 0, 0, -math.inf
+        n_damaged, n_since, is_past = 0, 0, False  # n_since: that may be damaged, since the last that is kept
+        for n_rows, (step, row) in enumerate(self._steps(), 1):
+            is_evaluation = not any(row[at] for at in of_interval)
+            if step <= env_steps and not (is_past and (is_evaluation or step < last)):
+                end, n_damaged, n_since, is_past = n_rows, n_damaged + n_since, 0, False
+                last = last if is_evaluation else step
+            else:
+                n_since += not step <= env_steps
+                is_past |= step > env_steps
+        return end, n_damaged + self._n_lines() - n_rows - bool(self._columns)
 
     def _n_lines(self) -> int:
         with self._path.open("rb") as file:
