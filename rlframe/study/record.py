@@ -61,17 +61,16 @@ class StudyProgress:
 
 
 class ProgressReader:
-    """Reads the progress of one run, again only if the file has changed."""
+    """Reads the progress of one run, again only if its files have changed."""
 
     def __init__(self, directory: Path) -> None:
         self._rows, self._params = directory / "progress.csv", directory / "params.json"
-        self._stat = (0, 0)  # of progress.csv when it was last read
-        self._n_steps = math.nan
+        self._stat = ((0, 0), (0, 0))  # of both files when they were last read
         self._progress = StudyProgress()
 
     def read(self) -> StudyProgress:
         """The progress now. Missing or half-written files are not an error."""
-        stat = size_and_time(self._rows)
+        stat = size_and_time(self._rows), size_and_time(self._params)
         if stat == self._stat:
             return self._progress
         self._stat = stat
@@ -79,12 +78,11 @@ class ProgressReader:
             row = newest_values(self._rows)
         except (ConfigError, OSError, ValueError, csv.Error):
             return self._progress
-        if not row.get("env_steps", 0.0) <= self._n_steps:  # unknown, or the run goes on for longer by now
-            self._n_steps = n_steps_of(self._params)
+        n_steps = n_steps_of(self._params)  # a resumed run may go on for longer
         return_ = next((row[name] for name in RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
         unit = "updates" if row.get("env_steps") == 0 and row.get("updates", 0) > 0 else "env_steps"
         steps, per_s, elapsed_s = (row.get(name, math.nan) for name in (unit, f"time/{unit}_per_s", "time/elapsed_s"))
-        self._progress = StudyProgress(steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9, unit)
+        self._progress = StudyProgress(steps, n_steps, return_, per_s, elapsed_s, stat[0][1] / 1e9, unit)
         return self._progress
 
 

@@ -49,6 +49,9 @@ def test_progress_is_the_newest_values_of_complete_rows_and_n_steps_of_the_run(t
     assert progress.left_s() == pytest.approx(93.0, abs=5.0)
     (tmp_path / "progress.csv").write_text(rows + "500,61.0,9.0,8.0,8.0\n")
     assert (reader.read().fraction(), reader.read().return_) == (0.5, 9.0)
+    longer = {"config": {"runner.n_steps": 1000}, "resumed": [{"changed": {"runner.n_steps": 2000}}]}
+    (tmp_path / "params.json").write_text(json.dumps(longer))
+    assert reader.read().fraction() == 0.25, "before it has a row of its own"
 
 
 def test_the_progress_of_a_run_from_data_is_in_updates(tmp_path: Path) -> None:
