@@ -85,16 +85,21 @@ def _fetch(remote: Remote, folder: Path, keys: Mapping[str, Any]) -> None:
     restore_links(folder / SNAPSHOTS)
 
 
+def _remove_leftovers(directory: Path) -> None:
+    """Remove the hidden folders beside a directory of fetches that were killed."""
+    name = f".fetching-{directory.name}-"
+    for folder in directory.parent.glob(f"{name}*"):
+        pid = folder.name.removeprefix(name)
+        if pid.isdecimal() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def _renamed_when_complete(directory: Path) -> Iterator[tuple[Path, Path]]:
     """A hidden folder beside a new directory, and that directory, which it becomes; both are removed on an error."""
-    name = f".fetching-{directory.name}-"
-    folder = directory.with_name(f"{name}{os.getpid()}")
+    folder = directory.with_name(f".fetching-{directory.name}-{os.getpid()}")
     try:
-        for each in directory.parent.glob(f"{name}*"):  # of a process that was killed
-            pid = each.name.removeprefix(name)
-            if pid.isdecimal() and (each == folder or not psutil.pid_exists(int(pid))):
-                shutil.rmtree(each, ignore_errors=True)
+        _remove_leftovers(directory)
         folder.mkdir()
         yield folder, directory
         folder.rename(directory)

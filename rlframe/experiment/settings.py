@@ -318,9 +318,9 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
 
 def _what_it_has(key: str, part: Part, name: str, given: Mapping[str, Any], known: Iterable[str]) -> str:
     """The field of this kind of a part that is near, or all of them."""
+    if near := _near(name, key, known):
+        return f"; did you mean {near[0]}?"
     own = [each.removeprefix(f"{key}.") for each in known if each.startswith(f"{key}.")]
-    if near := get_close_matches(name, own, n=1, cutoff=_CUTOFF):
-        return f"; did you mean {key}.{near[0]}?"
     return f"; {key}={given.get(key, part.default)} has {', '.join(own) or 'no keys'}"
 
 

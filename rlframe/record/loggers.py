@@ -1,11 +1,10 @@
-"""Loggers of metric rows: their base, TensorBoard, and others by name; progress.csv is in `tables`.
+"""Loggers of metric rows: their base, TensorBoard, and others by name; progress.csv is in `csv_loggers`.
 
 `loggers=[tensorboard,wandb,./file.py:Class]` names them. Errors of a user's own name it, as those of other parts do.
 """
 
 import importlib.util
 import io
-import logging
 import os
 import socket
 import struct
@@ -24,8 +23,6 @@ from rlframe.core.names import find_attribute, find_maker
 from rlframe.core.objects import is_own, name_of
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
-
-_log = logging.getLogger("rlframe")
 
 
 class Logger(ABC):

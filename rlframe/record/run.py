@@ -14,6 +14,7 @@ from rlframe.core.files import disk_error
 from rlframe.core.objects import is_own
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, ConsoleMessages, DebugLog, attach, open_console
+from rlframe.record.csv_loggers import CsvLogger, JsonlLogger
 from rlframe.record.directory import (
     FILMS,
     PARAMS,
@@ -34,7 +35,6 @@ from rlframe.record.loggers import Logger, MakeLogger, close_logger, make_logger
 from rlframe.record.retention import Retention, SnapshotPolicy, is_of
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.sync import CHOICE, BaseSync
-from rlframe.record.tables import CsvLogger, JsonlLogger
 
 _W = TypeVar("_W", bound=Logger)
 

@@ -143,7 +143,7 @@ class RunProcess:
         return status, str(own["reason"]) if told else reason
 
     def own_result(self, run: PlannedRun) -> Mapping[str, Any]:
-        """The result.json that this attempt has written: empty if there is none, or that of an earlier one."""
+        """The result.json that this attempt has written; empty if there is none, it is damaged, or an earlier one's."""
         path = run.directory / RESULT
         if size_and_time(path) == self._earlier[run.name]:
             return {}

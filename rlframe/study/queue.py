@@ -157,8 +157,8 @@ class Queue:
         for process in list(self._active):
             if not process.ended():
                 process.check_hung(self._options.stall_s)
-                for run in process.runs:
-                    self._status(run).has_directory |= run.directory.is_dir()
+                for run in process.runs:  # it may be gone at the end
+                    self._note_directory(run)
                 if not (process.pruned or process.interrupted) and (why := self._source.reason_to_stop(process.run)):
                     process.pruned = why
                     process.interrupt(SNAPSHOT_S)
@@ -183,6 +183,10 @@ class Queue:
             interrupted, reason = True, "its time limit is reached; the same command continues it"
         self._finish(run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
 
+    def _note_directory(self, run: PlannedRun) -> None:
+        status = self._status(run)
+        status.has_directory = bool(status.has_directory) or run.directory.is_dir()
+
     def _out_of_time(self, process: RunProcess, run: PlannedRun) -> bool:
         """Whether runner.max_time_s ended it; without a result.json, whether its log has not reached the end."""
         ended = process.own_result(run).get("ended")
@@ -192,7 +196,7 @@ class Queue:
         """Record the end of an attempt; queue a failed run again if retries are left."""
         status = self._status(run)
         status.state, status.reason = state, reason
-        status.has_directory |= run.directory.is_dir()
+        self._note_directory(run)
         if state == FAILED:
             self._failures[run.name] += 1
             left = self._options.retries - self._failures[run.name] + 1

@@ -6,7 +6,6 @@ the same command goes on where a search was stopped.
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,10 +25,10 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
 from rlframe.study.added import AddedFile, warn
-from rlframe.study.domain import Domain, read_space, word_of
 from rlframe.study.plan import PlannedRun
 from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, metric_of, size_and_time
+from rlframe.study.search_space import Domain, read_space, word_of
 
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
@@ -105,10 +104,7 @@ class Search(MoreRuns):
         self.plan, self._make_runs = plan, make_runs
         with _journal():
             self._optuna = check_installed(plan)
-            try:
-                self._study = self._opened(directory / SEARCH_JOURNAL)
-            except (KeyError, TypeError) as error:
-                raise _damaged(error) from None
+            self._study = self._opened(directory / SEARCH_JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
         self._runs: dict[str, list[PlannedRun]] = {}
@@ -125,7 +121,11 @@ class Search(MoreRuns):
         path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a queue that was killed; the study has its own
         with open_to_append(path) as file:
             drop_torn_line(file)
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        try:
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{path} is damaged: {what:.200}; restore it, or use another log_dir") from None
         pruners = optuna.pruners
         pruner = {
             "none": pruners.NopPruner,
@@ -314,19 +314,12 @@ def check_installed(plan: SearchPlan) -> Any:
 
 @contextmanager
 def _journal() -> Iterator[None]:
-    """Around what Optuna does: errors of its journal are named, and it calls no method of its own experimental."""
+    """Around calls of Optuna, most of which write its journal: without its warnings of what it calls experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         except OSError as error:
             raise ConfigError(
-                f"cannot write {SEARCH_JOURNAL}: {error.strerror}; mend that, and repeat the command"
+                f"{SEARCH_JOURNAL} cannot be written: {error.strerror}; repeat the command then"
             ) from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise _damaged(error) from None
-
-
-def _damaged(error: Exception) -> ConfigError:
-    what = f"{type(error).__name__}: {error}"
-    return ConfigError(f"{SEARCH_JOURNAL} is damaged: {what:.200}; restore it, or use another log_dir")

@@ -28,7 +28,6 @@ from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
 from rlframe.study.added import ADDED_FILE, Added, AddedRuns
-from rlframe.study.domain import check_examples, read_domain, read_space
 from rlframe.study.pbt import PBT_KEYS, PbtPlan, first_members
 from rlframe.study.plan import (
     MAX_RUNS,
@@ -46,6 +45,7 @@ from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
 from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_installed
+from rlframe.study.search_space import check_examples, read_domain, read_space
 from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
 from rlframe.system.affinity import read_topology

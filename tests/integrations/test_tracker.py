@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.integrations.tracker import Points, Tracker
 from rlframe.record import logger_context
 from rlframe.record.context import current_run
-from rlframe.record.tables import CsvLogger, JsonlLogger
+from rlframe.record.csv_loggers import CsvLogger, JsonlLogger
 from tests.processes import until
 
 HERE = "tests.integrations.test_tracker"

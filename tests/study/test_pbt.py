@@ -22,11 +22,11 @@ from rlframe.launch import main
 from rlframe.record import branch
 from rlframe.record.directory import write_params
 from rlframe.record.snapshot import load_snapshot, save_snapshot
-from rlframe.study.domain import read_domain
 from rlframe.study.pbt import Member, PbtPlan, changed, first_members, next_members, schedules
 from rlframe.study.plan import PlannedRun
 from rlframe.study.population import Population
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, WAITING, Status
+from rlframe.study.search_space import read_domain
 from tests.study.switching import BEST, START
 
 SHORT = ("env=CartPole-v1", "algo=ppo", "sampler=serial", "runner.n_steps=1000", "runner.log_interval_steps=100")

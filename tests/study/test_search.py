@@ -17,10 +17,10 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.launch import main
 from rlframe.study import sweep
-from rlframe.study.domain import check_examples, read_domain
 from rlframe.study.plan import PlannedRun
 from rlframe.study.record import DONE, FAILED, PRUNED, WAITING, Status
 from rlframe.study.search import Search, SearchPlan
+from rlframe.study.search_space import check_examples, read_domain
 
 pytest.importorskip("optuna")
 
@@ -144,7 +144,7 @@ def test_a_full_disk_is_named_with_the_journal(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ConfigError, match=r"cannot write search\.journal: No space left on device"):
+    with pytest.raises(ConfigError, match=r"search\.journal cannot be written: No space left on device"):
         search.more()
 
 

@@ -17,8 +17,10 @@ def run(do: str, directory: Path, resume: bool) -> int:
     if do in ("none", "absent"):
         return 0 if do == "none" else 2
     directory.mkdir(parents=True, exist_ok=True)
-    if do == "vanish":  # as if removed while it goes on
-        time.sleep(3)
+    if do == "vanish":  # at first, as if removed while it goes on
+        if not (mark := directory.with_name("vanished")).exists():
+            mark.touch()
+            time.sleep(3)
         directory.rmdir()
         return 0
     cpus, begin = ",".join(map(str, sorted(os.sched_getaffinity(0)))), time.monotonic()
