@@ -26,6 +26,7 @@ from rlframe.system.signals import GRACE, handling
 REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
 SNAPSHOT_S = 300.0  # time for an interrupted run to write its snapshot
 _STACK_S = 2.0  # time for a hung run to write its stack
+_GAP_S = 10.0  # the longest time between two looks at a run that counts for `stall_s`
 _CLOSE_S = 10.0  # time for a killed process to disappear
 _TAIL_BYTES = 1 << 12
 
@@ -80,7 +81,8 @@ class RunProcess:
         self.kill_reason = ""  # why the queue killed it; empty if it did not
         self.pruned = ""  # why a search has no more use for it
         self.interrupted = False
-        self._start_s = self._changed_s = time.monotonic()
+        self._start_s = self._checked_s = time.monotonic()
+        self._idle_s = 0.0  # since a log changed
         self._kill_s = math.inf  # when to kill it
         command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
         if others:
@@ -153,11 +155,16 @@ class RunProcess:
             return {}
 
     def check_hung(self, stall_s: float) -> None:
-        """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait."""
+        """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait.
+
+        A longer gap between two calls is one in which the machine, or the queue with its runs, stood still.
+        """
         now, stats = time.monotonic(), self._stat_logs()
+        self._idle_s += min(now - self._checked_s, _GAP_S)
+        self._checked_s = now
         if stats != self._log_stats:
-            self._log_stats, self._changed_s = stats, now
-        if stall_s and not self.kill_reason and now - self._changed_s >= stall_s:
+            self._log_stats, self._idle_s = stats, 0.0
+        if stall_s and not self.kill_reason and self._idle_s >= stall_s:
             self.kill_reason = f"hung: no new line in its logs for {stall_s:g} s; {self.run.log.name} has its stack"
             self._send(signal.SIGABRT)  # Python's fault handler writes the stacks of all threads
             self._kill_s = now + _STACK_S

@@ -25,7 +25,7 @@ from rlframe.study.record import (
     move_aside,
 )
 from rlframe.study.table import Row, StatusTable, progress_line
-from rlframe.system.signals import stop_request
+from rlframe.system.signals import StopRequest
 
 _POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
 
@@ -44,6 +44,10 @@ class MoreRuns:
     def more(self) -> Sequence[PlannedRun]:
         """The next runs, which are not in the record yet."""
         return ()
+
+    def has_more(self) -> bool:
+        """Whether the study is incomplete without those of `more`."""
+        return False
 
     def finished(self, run: PlannedRun, status: Status) -> None:
         """A run has ended for good, or waits to be tried again."""
@@ -87,32 +91,31 @@ class Queue:
         self._readers |= {run.name: ProgressReader(run.directory) for run in runs}
         return bool(runs)
 
-    def run(self) -> int:
+    def run(self, stop: StopRequest) -> int:
         """Process all runs; returns 0, or the number of the signal that left runs unfinished.
 
         The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. A second one kills
         them and raises Interrupted.
         """
-        with stop_request() as stop:
-            try:
-                while self._active or (not stop and (self._waiting or self._more())):
-                    if stop:
-                        self._interrupt_runs()
-                    else:
-                        self._start_runs()
-                    wait([fd for process in self._active for fd in process.sentinels()], _POLL_S)
-                    self._collect_finished()
-                    self._show()
-            finally:
-                for process in self._active:
-                    process.close()
-                    for run in process.runs:
-                        self._status(run).state = INTERRUPTED
-                self._active.clear()
-                self._save()
-                self._show(last=True)
+        try:
+            while self._active or (not stop and (self._waiting or self._more())):
+                if stop:
+                    self._interrupt_runs()
+                else:
+                    self._start_runs()
+                wait([fd for process in self._active for fd in process.sentinels()], _POLL_S)
+                self._collect_finished()
+                self._show()
+        finally:
+            for process in self._active:
+                process.close()
+                for run in process.runs:
+                    self._status(run).state = INTERRUPTED
+            self._active.clear()
+            self._save()
+            self._show(last=True)
         unfinished = any(status.state in (WAITING, INTERRUPTED) for status in self._record.statuses.values())
-        return stop.signum if unfinished else 0
+        return stop.signum if unfinished or self._source.has_more() else 0
 
     def _status(self, run: PlannedRun) -> Status:
         return self._record.statuses[run.name]

@@ -21,7 +21,7 @@ from rlframe.analysis.curves import read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
 from rlframe.study.added import AddedFile, warn
@@ -32,6 +32,7 @@ from rlframe.study.search_space import Domain, read_space, word_of
 
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
+_WILCOXON_SEEDS = 5  # the first number of seeds of which the test, at p < 0.1, may save one: it needs four
 _SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes", PBT), ("none", "median", "asha", "wilcoxon")
 
 
@@ -55,6 +56,11 @@ class SearchPlan:
         if not 1 <= n_trials <= 5_000:
             raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
         searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
+        if pruner == "wilcoxon" and len(seeds) < _WILCOXON_SEEDS:
+            raise ConfigError(
+                f"pruner=wilcoxon compares trials seed by seed, and no result of {pluralize(len(seeds), 'seed')} is "
+                f"clear enough to save one; use repeats={_WILCOXON_SEEDS} or more, or pruner=median"
+            )
         return cls(space, n_trials, tuple(seeds), searcher, pruner, metric_of(given))
 
     def values(self, words: Mapping[str, str]) -> dict[str, Any]:
@@ -189,11 +195,14 @@ class Search(MoreRuns):
         self._check_metric()
         with _journal():
             self._queue_added()
-            if not self._queued and len(self._runs) >= self.plan.n_trials:
+            if not self.has_more():
                 return []
             trial = self._study.ask(self._distributions)
         self._queued = max(0, self._queued - 1)
         return self._add(trial.number, trial.params, trial)
+
+    def has_more(self) -> bool:
+        return bool(self._queued) or len(self._runs) < self.plan.n_trials
 
     def _queue_added(self) -> None:
         """Tell Optuna of the trials that were added since the last time; each is in the journal once."""
@@ -244,18 +253,21 @@ class Search(MoreRuns):
         del self._trials[setting]
 
     def _score(self, run: PlannedRun) -> float:
-        values = self._values(run)
+        values, _ = self._values(run)
         return float(values[-1]) if len(values) else math.nan
 
-    def _values(self, run: PlannedRun) -> np.ndarray:
-        """The metric of a run in its log so far."""
+    def _values(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray]:
+        """The metric of a run in its log so far, and which of the values came after its first update."""
         try:
             columns = read_run(run.directory).columns
         except (ConfigError, OSError):  # it has none yet
-            return np.empty(0)
-        self._columns = list(columns)
+            columns = {}
+        self._columns = list(columns) or self._columns
         values = columns.get(self.plan.column, np.empty(0))
-        return values[np.isfinite(values)]
+        updates, env_steps = (columns.get(name, np.full(len(values), np.nan)) for name in ("updates", "env_steps"))
+        learned = np.where(np.isnan(updates), env_steps, updates) > 0  # the row of a late evaluation has no updates
+        found = np.isfinite(values)
+        return values[found], learned[found]
 
     def reason_to_stop(self, run: PlannedRun) -> str:
         """Why a run that waits or goes on is not worth its time; empty if it is."""
@@ -272,11 +284,12 @@ class Search(MoreRuns):
         if seen == self._seen.get(run.name):
             return
         self._seen[run.name] = seen
-        values, n = self._values(run), self._rows.get(run.name, 0)
-        for step, value in enumerate(values[n:], n):
-            trial.report(float(value), step)
+        (values, learned), n = self._values(run), self._rows.get(run.name, 0)
+        for step in range(n, len(values)):
+            if learned[step]:  # one before says nothing about the settings
+                trial.report(float(values[step]), step)
         self._rows[run.name] = len(values)
-        if len(values) > n and trial.should_prune():
+        if learned[n:].any() and trial.should_prune():
             self._reasons[run.setting] = (
                 f"pruned after {len(values)} values of {self.plan.column}, by {self.plan.pruner}"
             )

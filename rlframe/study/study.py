@@ -39,6 +39,7 @@ from rlframe.study.record import DONE, FAILED, FILE, INTERRUPTED, StudyRecord, r
 from rlframe.study.search import MakeRuns, Search, SearchPlan
 from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
 from rlframe.system.affinity import read_topology
+from rlframe.system.signals import StopRequest, stop_request
 
 _SET_BY_QUEUE = ("seed", "log_dir", "run_ID", "affinity", "resume")
 _DEFAULTS = QueueOptions()
@@ -70,7 +71,7 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         ConfigError: the directory belongs to another study, or another queue has its lock.
         Interrupted: a signal stopped the queue; its runs have written their snapshots.
     """
-    with closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
+    with stop_request() as stop, closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
         search = Search(study.search, study.directory, study.make_runs) if study.search and study.make_runs else None
         if search is not None:
             study = replace(study, runs=tuple(search.started()))
@@ -87,12 +88,12 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         best: Callable[[], str] = search.describe_best if search is not None else str
         if study.population is not None:
             population = Population(study.population, study.directory, study.runs, record.statuses)
-            runs, signum = _run_intervals(population, slots, record, options)
+            runs, signum = _run_intervals(population, slots, record, options, stop)
             best = population.describe_best
         else:
             with closing(open_status_table()) as table:
                 queue = Queue(study.runs, slots, record, table, options, search or study.more)
-                signum, runs = queue.run(), queue.runs
+                signum, runs = queue.run(stop), queue.runs
         if signum:
             raise Interrupted(signum, f"the queue was stopped; continue it with {study.resume_hint}")
         _summarize(replace(study, runs=tuple(runs)), record)
@@ -121,16 +122,18 @@ def _edits(runs: Sequence[PlannedRun], record: StudyRecord) -> list[str]:
 
 
 def _run_intervals(
-    population: Population, slots: Sequence[Slot], record: StudyRecord, options: QueueOptions
+    population: Population, slots: Sequence[Slot], record: StudyRecord, options: QueueOptions, stop: StopRequest
 ) -> tuple[list[PlannedRun], int]:
     """Train all members interval by interval; returns their runs, and the number of the signal that stopped them."""
     while True:
         print(population.describe(), flush=True)
         runs = population.start_interval()
         with closing(open_status_table()) as table:
-            signum = Queue(runs, slots, record, table, options).run()
+            signum = Queue(runs, slots, record, table, options).run(stop)
         if signum or not population.advance():
             return population.runs_as_tuned(), signum
+        if stop:  # it came as the last of the interval ended
+            return population.runs_as_tuned(), stop.signum
 
 
 def _summarize(study: Study, record: StudyRecord) -> None:

@@ -21,6 +21,7 @@ from rlframe.study.search import SearchPlan
 from rlframe.study.sweep import make_added
 from rlframe.study.table import PlainStatusTable
 from rlframe.system.affinity import read_topology
+from rlframe.system.signals import StopRequest
 from tests.study.test_search import search_in, write_log
 from tests.study.worker import HERE
 
@@ -115,7 +116,7 @@ def test_the_queue_that_runs_takes_a_run_which_is_added_meanwhile_once(tmp_path:
     record = StudyRecord(tmp_path, runs, {})
     slots = make_slots("none", read_topology(), 1)
     queue = Queue(runs, slots, record, Meanwhile(), QueueOptions(), AddedRuns(tmp_path, make, runs))
-    assert queue.run() == 0
+    assert queue.run(StopRequest()) == 0
     record.close()
     assert {name: status.state for name, status in record.statuses.items()} == {"run_0": DONE, "late/run_3": DONE}
     assert (tmp_path / "late/run_3/trace").exists()
@@ -148,7 +149,7 @@ def test_a_run_whose_folder_holds_another_is_not_added_and_the_queue_goes_on(
     record = StudyRecord(tmp_path / "queue", runs, {})
     append_added(tmp_path / "queue", Added("", 3, {}))
     queue = Queue(runs, make_slots("none", read_topology(), 1), record, PlainStatusTable(), QueueOptions(), source)
-    assert queue.run() == 0
+    assert queue.run(StopRequest()) == 0
     record.close()
     assert {name: status.state for name, status in record.statuses.items()} == {"run_0": DONE}
     assert "run_3 is not empty and not a run of this study" in capsys.readouterr().err

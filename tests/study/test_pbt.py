@@ -8,7 +8,8 @@ import json
 import math
 import os
 import shutil
-from contextlib import nullcontext
+import signal
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.study.pbt import Member, PbtPlan, changed, first_members, next_members, schedules
 from rlframe.study.plan import PlannedRun
 from rlframe.study.population import Population
-from rlframe.study.record import DONE, FAILED, INTERRUPTED, WAITING, Status
+from rlframe.study.queue import QueueOptions
+from rlframe.study.record import DONE, FAILED, INTERRUPTED, WAITING, Status, StudyRecord
 from rlframe.study.search_space import read_domain
+from rlframe.study.study import _run_intervals
+from rlframe.system.signals import StopRequest
 from tests.study.switching import BEST, START
 
 SHORT = ("env=CartPole-v1", "algo=ppo", "sampler=serial", "runner.n_steps=1000", "runner.log_interval_steps=100")
@@ -255,6 +259,31 @@ def test_a_failed_member_is_replaced_and_a_member_that_was_interrupted_is_waited
     assert note["env_steps"] == 100
     assert note["before"] == study.runs[2].arguments
     study.statuses |= {run.name: Status(FAILED) for run in study.runs}
+
+
+def test_a_signal_as_the_last_member_of_an_interval_ends_starts_no_further_one(tmp_path: Path) -> None:
+    stop = StopRequest()
+
+    class Endless:
+        """A population whose members have ended before anyone looks."""
+
+        def describe(self) -> str:
+            return ""
+
+        def start_interval(self) -> list[PlannedRun]:
+            assert not stop.signum
+            stop.signum = signal.SIGTERM
+            return []
+
+        def advance(self) -> bool:
+            return True
+
+        def runs_as_tuned(self) -> list[PlannedRun]:
+            return []
+
+    population: Any = Endless()
+    with closing(StudyRecord(tmp_path, (), {})) as record:
+        assert _run_intervals(population, (), record, QueueOptions(), stop) == ([], signal.SIGTERM)
 
 
 def test_a_metric_that_no_log_has_ends_the_study_with_the_nearest(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 from rlframe.study import QueueOptions, run_study
+from rlframe.study.plan import PlannedRun, make_slots
+from rlframe.study.process import RunProcess
+from rlframe.system.affinity import read_topology
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
 from tests.study.worker import HERE
@@ -80,6 +83,25 @@ def test_a_hung_run_is_killed_with_its_children_and_its_log_has_the_stack(tmp_pa
     for name in ("started", "child"):
         pid = int((tmp_path / "do=hang/run_0" / name).read_text())
         until(lambda pid=pid: not is_running(pid))
+
+
+def test_time_in_which_nobody_looked_at_a_run_does_not_make_it_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    run = PlannedRun("", 0, {"seed": "0"}, tmp_path / "run_0", command, command)
+    (slot,) = make_slots("none", read_topology(), 1)
+    with closing(RunProcess(run, slot, resume=False)) as process:
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        now += 3_600  # a laptop slept, or the study and its runs were stopped
+        process.check_hung(60)
+        assert not process.kill_reason
+        for _ in range(5):
+            now += 11
+            process.check_hung(60)
+        assert process.kill_reason.startswith("hung: no new line in its logs for 60 s")
+        monkeypatch.undo()
 
 
 def test_a_failed_run_is_retried_from_its_snapshot(tmp_path: Path) -> None:

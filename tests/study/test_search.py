@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.launch import main
 from rlframe.study import sweep
-from rlframe.study.plan import PlannedRun
+from rlframe.study.plan import PlannedRun, make_slots
+from rlframe.study.queue import QueueOptions
 from rlframe.study.record import DONE, FAILED, PRUNED, WAITING, Status
 from rlframe.study.search import Search, SearchPlan
 from rlframe.study.search_space import check_examples, read_domain
+from rlframe.study.study import Study, execute
+from rlframe.system.affinity import read_topology
 
 pytest.importorskip("optuna")
 
@@ -137,6 +141,28 @@ def test_a_search_killed_at_any_line_of_its_journal_goes_on_with_whole_trials(tm
             search_in(tmp_path, plan_of(n_runs="2"))
 
 
+ENDS_WITH_A_SIGNAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a run that has looked for a stop request for the last time
+os.makedirs(sys.argv[1])
+open(sys.argv[1] + "/progress.csv", "w").write("env_steps,eval/return_mean\\n100,2\\n")
+os.kill(os.getppid(), signal.SIGTERM)
+"""
+
+
+def test_a_search_stopped_as_its_only_run_ends_says_how_to_continue(tmp_path: Path) -> None:
+    def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
+        place = tmp_path / setting / "run_0"
+        command = (sys.executable, "-S", "-c", ENDS_WITH_A_SIGNAL, str(place))
+        return [PlannedRun(setting, 0, {**values, "seed": "0"}, place, command, command)]
+
+    study = Study(tmp_path, (), {}, "the same command", search=plan_of(n_runs="5"), make_runs=make_runs)
+    with pytest.raises(Interrupted, match="the queue was stopped; continue it with the same command") as stopped:
+        execute(study, make_slots("none", read_topology(), 1), QueueOptions())
+    assert stopped.value.exit_status == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.glob("trial_*/run_?")] == ["run_0"]
+
+
 def test_a_full_disk_is_named_with_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = search_in(tmp_path, plan_of())
 
@@ -208,6 +234,20 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned_on_its_way(pruner: str,
     assert "eval/return_mean 80" in search.describe_best()
 
 
+def test_no_trial_is_pruned_by_what_it_scored_before_its_first_update(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="30", pruner="median"))
+    for start in range(20, 26):
+        (run,) = search.more()
+        write_log(run, [float(start), 100.0])
+        assert not search.reason_to_stop(run)
+        search.finished(run, Status(DONE))
+    (run,) = search.more()
+    write_log(run, [21.0])
+    assert not search.reason_to_stop(run)
+    write_log(run, [21.0, 99.0])
+    assert search.reason_to_stop(run) == "pruned after 2 values of eval/return_mean, by median"
+
+
 def test_seeds_of_a_trial_that_is_worse_by_wilcoxon_are_not_started(tmp_path: Path) -> None:
     search = search_in(tmp_path, plan_of(tuple(range(8)), n_runs="2", pruner="wilcoxon"))
     for run in search.more():
@@ -227,6 +267,7 @@ def test_seeds_of_a_trial_that_is_worse_by_wilcoxon_are_not_started(tmp_path: Pa
 
 
 WRONG = [
+    ("search.algo.clip=uniform(0.1,0.2) repeats=4 pruner=wilcoxon", "use repeats=5 or more, or pruner=median"),
     (
         "search.algo.clip=uniform(0.1,0.2) metric=eval/retrun_mean",
         "there is no metric 'eval/retrun_mean'; did you mean",
