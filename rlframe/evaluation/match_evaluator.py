@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
@@ -38,18 +39,26 @@ class MatchEvaluator(BaseEvaluator):
             raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")
         self._agent, self._table = agent, Table(env, config.max_length)
         self._player.check(self._table.observation_space, self._table.action_space)
+        self._heartbeat = np.zeros(1, np.int64)
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
+        def on_step() -> None:
+            self._heartbeat[0] += 1
+            if stop():
+                raise EvaluationStopped
+
+        self._table.on_step = on_step
         found, returns, n = dict[str, float](), 0.0, self.config.n_episodes
         with self._agent.exploring_at(self.config.epsilon):
             for name, opponent in zip(self._names, self._opponents, strict=True):
-                if stop():
-                    raise EvaluationStopped
                 pair = self._table.play(self._player, opponent, n, seed_int(self._seed, Role.MATCH, number))
                 found[f"eval/win_rate_{name}"] = pair.won / n
                 returns += pair.returns[0]
         n_games = n * len(self._opponents)
         return {RETURN_MEAN: returns / n_games, **found, "eval/n_episodes": n_games}
+
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        self._heartbeat = heartbeat
 
     def close(self) -> None:
         self._table.close()

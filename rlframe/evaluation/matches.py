@@ -187,6 +187,7 @@ class Table:
         names = PolicyMap(policies=several, global_state=seen.global_state, agent_id=seen.agent_id)
         self._env = make_env(replace(env, policies=names))
         self._inner, self._max_length = _several(self._env, str(env.id)), max_length
+        self.on_step: Callable[[], None] = _pass  # called before each step of a game; what it raises ends the game
         self.agents = self._inner.possible
         if len(self.agents) < 2:
             self.close()
@@ -228,6 +229,7 @@ class Table:
             for agent in self._inner.acting():
                 own, space = self.observation_space.own[agent], self.action_space.own[agent]
                 actions[agent] = players[agent].act(agent, rows[agent], own, space)
+            self.on_step()
             rows, _, terminated, truncated, _ = self._env.step(actions)
             if terminated or truncated:
                 return self._inner.returns
@@ -236,6 +238,10 @@ class Table:
             f"(env.max_episode_steps=...)"
         )
         return self._inner.returns
+
+
+def _pass() -> None:
+    """Nobody waits for a step."""
 
 
 def _several(env: gymnasium.Env, name: str) -> MultiAgentEnv:

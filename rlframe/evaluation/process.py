@@ -88,29 +88,31 @@ class EvaluationService(Service):
             RestartBudget(
                 supervision.max_restarts, "sampler.max_restarts", "the evaluation's process", "an evaluation"
             ),
-            "If a step of its environments may take that long, raise sampler.timeout_s",
+            "If a step of its environments may take that long, raise sampler.timeout_s (of sampler=cpu)",
         )
         self._arguments, self._cpus, self._supervision, self._shared = arguments, cpus, supervision, parameters
         self.folder = ""  # for films
         self.number = -1  # of the running evaluation; -1: none
         self._deaths = 0  # in this evaluation
+        self.has_begun = False  # some process has made its evaluator
 
     def launch(self) -> ChildProcess:
         method, preload = self._supervision.start_method, ("rlframe.evaluation.process",)
-        return ChildProcess(self.name, _main, self._arguments, self._cpus, method, preload)
-
-    def send_parameters(self) -> None:
-        self.child.send_memory(self._shared)
+        child = ChildProcess(self.name, _main, self._arguments, self._cpus, method, preload)
+        with suppress(ChildDied):  # who waits for it replaces it
+            child.send_memory(self._shared)
+        return child
 
     def make_ready(self) -> None:
-        self.send_parameters()
         if self.number >= 0:
             self._begin()
 
     def died_early(self) -> bool:
-        return False
+        return not self.has_begun
 
     def renew(self) -> str:
+        if self.number < 0:
+            return "another one starts"
         self._deaths += 1
         again, number = self._deaths < _TRIES, self.number
         self.number = number if again else -1
@@ -159,12 +161,18 @@ class EvaluatorProcess(BaseEvaluator):
         self._checked_at = 0.0
         self._service.start()
         try:
-            self._service.send_parameters()
-            self._service.child.start_command(_READY)
-            self._wait(never)
+            self._wait_for_evaluator()
         except BaseException:
             self.close()
             raise
+
+    def _wait_for_evaluator(self) -> None:
+        while not self._service.has_begun:
+            self._service.child.start_command(_READY)
+            try:
+                self._service.has_begun = self._wait(never)
+            except ChildDied as death:
+                self._service.replace(death)
 
     @property
     def busy(self) -> bool:

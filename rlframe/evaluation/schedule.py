@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlframe.core.ranks import Ranks
@@ -52,13 +53,23 @@ class EvaluationSchedule:
         metrics: dict[str, float] = {}
         busy, last = self._collect(ending, stop), max(self._started, self._finished)
         if not busy and (self.passed(last, now) or (ending and last < now)):
-            metrics = self._ranks.broadcast(evaluate())
+            metrics = self._evaluated(evaluate)
             self._started, self._started_steps, self._started_updates = now, env_steps, self.updates
             if metrics:
                 self._finished = now
             self._collect(ending, stop)
         late, self._late = self._late, []
         return metrics, late
+
+    def _evaluated(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """The metrics of rank 0, which may be the only one that evaluates; all ranks stop if it does."""
+        own: dict[str, float] | None = None
+        with suppress(EvaluationStopped):
+            own = evaluate()
+        found: dict[str, float] | None = self._ranks.broadcast(own)
+        if found is None:
+            raise EvaluationStopped
+        return found
 
     def _collect(self, wait: bool, stop: Stop) -> bool:
         """Collect the results of earlier evaluations; returns whether one is still running, on some rank."""

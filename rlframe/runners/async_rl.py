@@ -133,7 +133,9 @@ class AsyncRlConfig(RunnerConfig):
         False, "true: sampling waits for updates, and replay_ratio is exact; false: replay_ratio is an upper bound"
     )
     learner_cores: int = count(0, "cores of the run for learning; 0: one if it learns on a GPU, else half of them")
-    timeout_s: float = positive(120.0, "seconds without progress before the sampler's process is killed and replaced")
+    sampler_timeout_s: float = positive(
+        120.0, "seconds without progress before the sampler's process is killed and replaced"
+    )
     max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends", low=0)
     start_method: str = choice("forkserver", START_METHODS, "how the process starts")
 
@@ -144,7 +146,7 @@ class AsyncRlConfig(RunnerConfig):
         return self.n_slots + 1
 
     def supervision(self) -> Supervision:
-        return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")
+        return Supervision(self.sampler_timeout_s, self.max_restarts, self.start_method, "sampler")
 
     def make_envs(self, sampler: Any, env: EnvConfig, seed: int, affinity: Affinity) -> Any:
         """The processes that sample, unless this sampler collects ahead by itself."""

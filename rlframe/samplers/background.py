@@ -86,7 +86,7 @@ class BackgroundProcess(Service):
         workers_s = config.timeout_s if isinstance(config, WorkersConfig) else 0.0
         if self.supervision.timeout_s <= workers_s:
             raise ConfigError(
-                f"runner.timeout_s={self.supervision.timeout_s} must be above sampler.timeout_s={workers_s}; "
+                f"runner.sampler_timeout_s={self.supervision.timeout_s} must be above sampler.timeout_s={workers_s}; "
                 f"otherwise the sampler's process is killed as hung while it waits for one of its workers"
             )
         self.config, self.seed, self.cpus = config, seed, tuple(cpus)
@@ -96,7 +96,7 @@ class BackgroundProcess(Service):
         super().__init__(
             self.supervision.name,
             RestartBudget(most, "runner.max_restarts", "the sampler's process", "a single batch"),
-            "If making, resetting or stepping its environments may take that long, raise runner.timeout_s",
+            "If making, resetting or stepping its environments may take that long, raise runner.sampler_timeout_s",
         )
         self._task: tuple[Agent, str, tuple[Shared, ...]] | None = None
         try:

@@ -82,7 +82,7 @@ class Source(ABC):
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:  # noqa: B027
         """Optional: increment `heartbeat[0]` every step, by which BackgroundProcess detects a sampler that hangs.
 
-        Without it, a batch must take less than runner.timeout_s there.
+        Without it, a batch must take less than runner.sampler_timeout_s there.
         """
 
     def state_dict(self) -> dict[str, Any]:

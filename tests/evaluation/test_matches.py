@@ -16,6 +16,8 @@ from rlframe.core.multi_agent import PolicyMap
 from rlframe.deploy.load import load_policy, load_trained
 from rlframe.envs import EnvConfig
 from rlframe.evaluate import main
+from rlframe.evaluation.evaluator import EvalConfig, EvaluationStopped
+from rlframe.evaluation.match_evaluator import MatchEvaluator
 from rlframe.evaluation.matches import FunctionPlayer, Pair, PolicyPlayer, Table, ratings
 from tests.envs.rock_paper_scissors import RockPaperScissors, always_paper, always_rock
 from tests.runners.resumed import words
@@ -158,6 +160,20 @@ def test_training_logs_how_often_it_wins_against_players(tmp_path: Path) -> None
     rows = read_csv(tmp_path / "run_0" / "progress.csv")[1]
     assert all(float(rows[-1][f"eval/win_rate_{name}"]) in (0, 0.5, 1) for name in ("random", "always_paper"))
     assert float(rows[-1]["eval/n_episodes"]) == 4
+
+
+def test_each_step_of_a_match_shows_progress_and_may_be_the_last(runs: list[str]) -> None:
+    trained, heartbeat = load_trained(Path(runs[0]), trust=True), np.zeros(1, np.int64)
+    spaces = trained.observation_space, trained.action_space
+    config = EvalConfig(opponents=("random", PAPER), n_episodes=2)
+    with closing(MatchEvaluator(trained.env, trained.agent, spaces, config)) as evaluator:
+        evaluator.set_heartbeat(heartbeat)
+        evaluator.evaluate(0)
+        n_steps = int(heartbeat[0])
+        assert n_steps == 2 * 2 * 4  # rounds
+        with pytest.raises(EvaluationStopped):
+            evaluator.evaluate(0, stop=lambda: heartbeat[0] > n_steps + 1)
+        assert heartbeat[0] == n_steps + 2
 
 
 def test_one_ply_wins_if_it_can_and_else_blocks() -> None:

@@ -1,9 +1,12 @@
 """EvaluatorProcess: the metrics of an evaluation in this process, and what it costs when its process dies or hangs."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -125,6 +128,27 @@ def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture)
         assert evaluator.finished(wait=True) == []
         assert "made no progress for 1 s" in caplog.text
         evaluator.evaluate(1)  # by the new process
+
+
+def dies_until(path: str, agent: Agent) -> BaseEvaluator:
+    """An evaluator whose environment ends the process at its start, but for the third time."""
+    with open(path, "a") as file:
+        file.write("x")
+        if file.tell() < 3:
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return episodes(CARTPOLE, CONFIG, agent)
+
+
+def test_a_process_that_dies_at_its_start_is_replaced_and_ends_the_run_the_fifth_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = cartpole_agent()
+    with started(partial(dies_until, str(tmp_path / "starts")), agent) as evaluator:
+        assert result(evaluator, 3)["eval/restarts"] == 2
+        assert "another one starts (restart 2)" in caplog.text
+    with pytest.raises(WorkersFailed, match="it died 5 times in a row without finishing an evaluation"):
+        EvaluatorProcess(partial(dies_until, "/dev/null"), agent, 0.0)
 
 
 def test_two_looks_at_a_process_that_works_never_see_the_same_heartbeat() -> None:

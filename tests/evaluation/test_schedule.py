@@ -14,7 +14,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.core.ranks import SingleRank
-from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, NoEvaluator
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
@@ -261,3 +261,28 @@ def test_the_window_of_recent_episodes_can_be_chosen(tmp_path: Path) -> None:
     last = rows(run)[-1]
     assert len(episodes) == int(last["episode/count"])
     assert float(last["episode/return_mean"]) == pytest.approx(sum(float(e["return"]) for e in episodes[-3:]) / 3)
+
+
+class OtherRank(SingleRank):
+    """Rank 0's evaluation was stopped, and this rank has none."""
+
+    def broadcast(self, value: Any) -> Any:
+        return None
+
+
+def test_a_stopped_evaluation_of_rank_0_stops_the_ranks_that_wait_for_it() -> None:
+    sent: list[Any] = []
+
+    class Rank0(SingleRank):
+        def broadcast(self, value: Any) -> Any:
+            sent.append(value)
+            return value
+
+    def stopped() -> dict[str, float]:
+        raise EvaluationStopped
+
+    for ranks, evaluate in ((Rank0(), stopped), (OtherRank(), dict)):
+        schedule = EvaluationSchedule(NoEvaluator(10), ranks, 10)
+        with pytest.raises(EvaluationStopped):
+            schedule.make(10, 10, ending=False, evaluate=evaluate, stop=lambda: False)
+    assert None in sent, "the others would wait for ever"

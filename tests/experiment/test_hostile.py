@@ -339,6 +339,8 @@ def test_no_study_comes_to_harm(name: str, tmp_path: Path, capfd: pytest.Capture
         if status == 0:  # the plan is harmless; now the run itself is kept from its place
             status = launch.main([f"resume={folder}", "affinity=none"])
     captured = capfd.readouterr()
-    assert status or name in ("no sweep", "a run outside", "an unknown state", "a lock as fifo"), captured.out + captured.err
+    assert status or name in ("no sweep", "a run outside", "an unknown state", "a lock as fifo"), (
+        captured.out + captured.err
+    )
     assert "Traceback" not in captured.out + captured.err
     assert (tmp_path / "outside").read_text() == SECRET

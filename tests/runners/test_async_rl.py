@@ -354,7 +354,7 @@ def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> N
 def test_impossible_settings_are_refused_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     for word, said in [
         ("runner.n_slots=0", "runner.n_slots=0 must be from 1 to 4096"),
-        ("runner.timeout_s=0", "runner.timeout_s=0.0 must be above 0"),
+        ("runner.sampler_timeout_s=0", "runner.sampler_timeout_s=0.0 must be above 0"),
     ]:
         assert main([*WORDS, word]) == 2
         assert said in capsys.readouterr().err

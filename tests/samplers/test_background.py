@@ -247,7 +247,7 @@ def test_saved_noise_is_new_each_time_and_can_be_loaded_by_any_sampler() -> None
 
 
 def test_a_timeout_below_that_of_the_workers_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"runner.timeout_s=30.0 must be above sampler.timeout_s=60.0"):
+    with pytest.raises(ConfigError, match=r"runner.sampler_timeout_s=30.0 must be above sampler.timeout_s=60.0"):
         BackgroundProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))
 
 
