@@ -188,7 +188,7 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert len(runs) == 21
+    assert len(runs) == 22
     assert "env/place" in (tmp_path / "runs/run_0/progress.csv").read_text()
 
 

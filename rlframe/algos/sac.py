@@ -218,6 +218,8 @@ class SAC(OffPolicyActorCritic):
         Raises:
             TypeError: the agent's policy is not stochastic.    ValueError: a number of `config` is out of range.
         """
+        if misplaced := {"policy_loss", "critic_loss"} & {*dir(self)}:
+            raise ConfigError(f"{type(self).__name__}.{min(misplaced)} must be of its soft value; see make_soft_value")
         super().__init__(agent, critic, replay, exploration, n_steps, c := config or Config())
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         self.soft_value = self.make_soft_value()

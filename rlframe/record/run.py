@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlframe.core.errors import Interrupted, PartError, RecordError, naming, qualified_name
+from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, naming, qualified_name
 from rlframe.core.files import disk_error
 from rlframe.core.objects import is_own
 from rlframe.record.codec import dump
@@ -119,6 +119,10 @@ class BaseRun:
 
 class NullRun(BaseRun):
     """Used while no run is open."""
+
+    @property
+    def directory(self) -> Path:
+        raise ConfigError("this run has no directory, as it is not recorded; give it one by log_dir=")
 
 
 class _DirectoryRun(BaseRun):

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import chz
 import pytest
 import torch
 from torch import nn
 
+import rlframe
 from rlframe import launch
+from rlframe.algos import sac
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.off_policy import FromReplay, FromReplayConfig, replay_of
 from rlframe.algos.ppo import Config as PPOConfig
@@ -142,3 +146,28 @@ def test_a_loss_through_another_network_gives_it_no_gradient() -> None:
     step.minimize(critic(actor(x)).mean())
     assert not torch.equal(actor.weight, before)
     assert critic.weight.grad is None
+
+
+def test_a_file_without_its_ending_is_refused_with_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "huber.py").write_text("")
+    assert launch.main(["env=Pendulum-v1", "algo=huber"]) == 2
+    assert "'huber' is not in rlframe.algos" in (error := capsys.readouterr().err)
+    assert error.rstrip().endswith("; for your file write ./huber.py")
+
+
+class LossOfTheAlgorithm(sac.SAC):
+    """A loss where nobody calls it."""
+
+    def critic_loss(self) -> None: ...
+
+
+def test_a_loss_of_sac_in_its_algorithm_is_refused() -> None:
+    class Own(sac.Config):
+        def make_algorithm(self, agent: Any, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> sac.SAC:
+            return LossOfTheAlgorithm(*self.parts(agent, batch_spec, n_steps, seed))
+
+    with pytest.raises(ConfigError, match=r"LossOfTheAlgorithm\.critic_loss must be of its soft value"):
+        rlframe.build(chz.chz(Own)(learning_starts=100), "Pendulum-v1", n_steps=2_000, sampler="serial")

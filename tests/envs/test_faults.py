@@ -239,6 +239,13 @@ def test_a_number_too_large_for_a_float_is_skipped_at_any_step() -> None:
     assert means.pop() == {"n": 2.0}
 
 
+def test_an_array_without_dimensions_is_a_number_and_one_with_them_is_not() -> None:
+    means = InfoMeans()
+    for value in (np.array(1.0), np.array(4)):
+        means.add({"n": value, "many": np.ones(1), "text": np.array("a")})
+    assert means.pop() == {"n": 2.5}
+
+
 def test_single_precision_numbers_are_summed_in_double() -> None:
     means = InfoMeans()
     for value in (2.0**24, 1.0, 1.0, 2.0):

@@ -226,6 +226,8 @@ def test_an_exception_is_logged_reraised_and_closes_everything(tmp_path: Path) -
     assert (LOGGER.handlers, LOGGER.level) == (handlers, level)
     assert psutil.Process().num_fds() == open_before
     assert isinstance(current_run(), NullRun)
+    with pytest.raises(ConfigError, match="this run has no directory, as it is not recorded; give it one by log_dir="):
+        _ = current_run().directory
 
 
 def test_a_logger_that_cannot_close_does_not_keep_the_others_open(
