@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
-from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, n_step_replay, random_until
+from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, n_step_replay
 from rlframe.algos.running_deviation import ScaledReturns
-from rlframe.core.config import choice, count, count_or_auto, idle_while, option, positive
+from rlframe.core.config import AUTO, choice, count, count_or_auto, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -76,6 +76,11 @@ class ActorCriticConfig(OffPolicyConfig):
         if c.target_from == "truncated" and c.drop_atoms >= c.n_atoms:
             raise ConfigError(f"algo.drop_atoms={c.drop_atoms} must be below algo.n_atoms={c.n_atoms}")
 
+    @property
+    def random_until(self) -> int:
+        """The env_steps before which actions are random."""
+        return self.learning_starts if self.random_steps == AUTO else self.random_steps
+
     def ensemble(self) -> Ensemble:
         """How many critics there are, and how their values become one."""
         chosen = 0 if self.n_target_critics == self.n_critics else self.n_target_critics
@@ -86,10 +91,9 @@ class ActorCriticConfig(OffPolicyConfig):
         return n_step_replay(self, agent, batch_spec, seed)
 
     def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
-        """The arguments of the algorithm."""
-        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-        replay = self.make_replay(agent, batch_spec, seed)
-        return agent, self.make_critic(agent, seed), replay, exploration, n_steps, self, seed
+        """The arguments of the algorithm, an OffPolicyActorCritic."""
+        _, *others = super().parts(agent, batch_spec, n_steps, seed)
+        return agent, self.make_critic(agent, seed), *others
 
     make_actor = None
     """A method that makes a network of your own; None: it is rlframe's.
@@ -153,7 +157,7 @@ class OffPolicyActorCritic(OffPolicy):
     def explore(self) -> None:
         super().explore()
         from_data = self.progress.updates and not self.progress.env_steps  # it learns, without a sampler so far
-        self.agent.set_random(not from_data and self.progress.env_steps < random_until(self.config))
+        self.agent.set_random(not from_data and self.progress.env_steps < self.config.random_until)
 
     def observe_data(self) -> None:
         if self.config.normalize_return:

@@ -162,12 +162,8 @@ class Config(OffPolicyConfig):
         unique = self.batch_size if self.unique else 0
         return n_step_replay(self, agent, batch_spec, seed, self.alpha, unique, self.initial_priority)
 
-    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
-        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
-        replay = self.make_replay(agent, batch_spec, seed)
-        return DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
+        return DQN(*self.parts(agent, batch_spec, n_steps, seed))
 
 
 class DQN(QLearning):

@@ -14,7 +14,7 @@ from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, observed
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
-from rlframe.core.config import AUTO, choice, count, fraction_or_auto, idle_while, number, positive
+from rlframe.core.config import choice, count, fraction_or_auto, idle_while, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.schedule import Scheduled, scheduled
@@ -64,6 +64,15 @@ class FromReplayConfig:
     def rows_of_update(self) -> int:
         """Rows that an update learns from."""
         return self.batch_size
+
+    def make_exploration(self: Any, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
+        """As the field `explore` says, over a run of so many env_steps."""
+        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
+
+    def parts(self: Any, agent: Any, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
+        """The arguments of the algorithm, an OffPolicy."""
+        replay = self.make_replay(agent, batch_spec, seed)
+        return agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed
 
     def check_run(self, n_steps: int) -> None:
         """Raise ConfigError if a run of so many env_steps makes no update, before anything is made for it."""
@@ -383,12 +392,6 @@ def target_policy_smoothing(action: Tensor, noise: Tensor, std: Any, clip: Any) 
     `std` σ and `clip` c are numbers or tensors [].
     """
     return (action + (std * noise).clamp(-clip, clip)).clamp(-1, 1)
-
-
-def random_until(config: Any) -> int:
-    """The env_steps before which actions are random: config.random_steps, by default until learning starts."""
-    steps: int = config.learning_starts if config.random_steps == AUTO else config.random_steps
-    return steps
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

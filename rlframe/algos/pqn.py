@@ -78,9 +78,6 @@ class Config:
         given = observation_space, action_space, model, ExpectedValue(), self.explore, seed
         return make_q_agent(*given, make_network=self.make_q_network)
 
-    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
-        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PQN:
         return PQN(agent, batch_spec, n_steps, self, seed)
 
@@ -113,7 +110,7 @@ class PQN(OnPolicyEpochs):
         c = config or Config()
         super().__init__(agent, batch_spec, n_steps, c, seed)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
-        self.exploration = c.make_exploration(batch_spec, n_steps)
+        self.exploration = ExplorationSchedule(c.explore, n_steps, batch_spec.n_envs)
         self.exploration.check(agent.exploration)
         self.exploration.apply(agent.exploration, 0)
         agent.model.resample(self.generator)  # for the first batch

@@ -133,12 +133,8 @@ class Config(FromReplayConfig):
         state = agent.initial_state(range(batch_spec.B))
         return replay_of(self, agent, batch_spec, seed, reader, alpha=alpha, state=state, unique=unique)
 
-    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
-        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
-
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> R2D1:
-        replay = self.make_replay(agent, batch_spec, seed)
-        return R2D1(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
+        return R2D1(*self.parts(agent, batch_spec, n_steps, seed))
 
 
 class R2D1(QLearning):
