@@ -137,10 +137,11 @@ def normalization(module: Any) -> Map:
     def by_running_statistics(x: Array) -> Array:
         return (x - mean) / np.sqrt(variance + np.float32(BATCH_EPSILON)) * g + s
 
-    def by_row(x: Array) -> Array:
-        centred = x - x.mean(-1, keepdims=True)
-        squares = np.square(centred).mean(-1, keepdims=True)
-        return centred / np.sqrt(squares + np.float32(LAYER_EPSILON)) * g + s
+    weight, bias = module.weight.detach(), module.bias.detach()
+
+    def by_row(x: Array) -> Array:  # torch's takes a third of the time, and rounds a row alike among any others
+        rows = torch.from_numpy(x if x.flags.writeable else x.copy())
+        return torch.layer_norm(rows, rows.shape[-1:], weight, bias, LAYER_EPSILON).numpy()
 
     return by_running_statistics if batch else by_row
 
