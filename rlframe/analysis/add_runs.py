@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import ALIKE, CLOCKS, RunData, as_trained, configs_of, differences, find_runs, read_run
+from rlframe.analysis.curves import (
+    ALIKE,
+    CLOCKS,
+    RunData,
+    as_trained,
+    configs_of,
+    differences,
+    find_runs,
+    read_run,
+    runs_without_log,
+)
 from rlframe.analysis.results import Results, read_results, read_seeds, spell_seeds
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import in_turn, prepare_output, read_json, write_output
@@ -34,7 +44,7 @@ def add_runs(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: str,
         ConfigError: the runs or the file differ in more than the seed, a run has not ended, or a seed is there already
             with other numbers. Nothing is written then.
     """
-    paths = list(dict.fromkeys(path.resolve() for directory in dirs for path in find_runs(directory)))
+    paths = list(dict.fromkeys(path.resolve() for directory in dirs for path in _runs_in(directory, partial)))
     return _add({out: paths}, columns, note, partial)[0]
 
 
@@ -42,11 +52,21 @@ def add_settings(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: 
     """As `add_runs`, to a file for each setting, in the folder `out`: SETTING.csv, its path in DIR."""
     files: dict[Path, list[Path]] = {}
     for directory in dirs:
-        for run in find_runs(directory):
+        for run in _runs_in(directory, partial):
             top, folder = directory.resolve(), _folder(run.resolve())
             name = folder.relative_to(top) if folder != top and folder.is_relative_to(top) else folder.name
             files.setdefault(out / f"{name}.csv", []).append(run.resolve())
     return _add({file: list(dict.fromkeys(runs)) for file, runs in files.items()}, columns, note, partial)
+
+
+def _runs_in(directory: Path, partial: bool) -> list[Path]:
+    found = find_runs(directory)
+    if not partial and (missing := runs_without_log(directory)):
+        raise ConfigError(
+            f"{directory} is not complete, as {missing[0]} has no log yet; let the study end, or add partial=true and "
+            f"say so in note="
+        )
+    return found
 
 
 def _add(runs: Mapping[Path, Sequence[Path]], columns: Sequence[str], note: str, partial: bool) -> list[Results]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlframe.analysis.aggregates import CENTERS, interval
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.core.files import iter_csv, number_in, read_json
 from rlframe.core.schedule import Schedule
 
@@ -174,6 +174,11 @@ def find_runs(directory: Path) -> list[Path]:
 def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]:
     """Group the runs into labelled experiments; raises PlotError for no runs or a wrong number of labels."""
     per_dir = [find_runs(directory) for directory in dirs]
+    for directory in dirs:
+        if missing := runs_without_log(directory):
+            print(
+                printable(f"{directory}: {pluralize(len(missing), 'run')} of the study without a log"), file=sys.stderr
+            )
     together = _group(list(dict.fromkeys(path.resolve() for paths in per_dir for path in paths)))
     if not labels:
         return together
@@ -217,11 +222,25 @@ def _problem(run: RunData) -> str:
     if len(run.columns.get("env_steps", ())) < 2:
         return "has fewer than two rows"
     for study in run.directory.parents[:3]:  # of study/run_0, study/setting/run_0 or study/name/setting/run_0
-        with suppress(ConfigError, KeyError, TypeError):
-            entries = read_json(study / "experiment.json")["runs"]
-            if any(entry["state"] == "failed" and study / entry["name"] == run.directory for entry in entries):
-                return "failed"
+        if (run.directory, "failed") in _runs_of(study):
+            return "failed"
     return ""
+
+
+def _runs_of(study: Path) -> list[tuple[Path, str]]:
+    """The runs of a study's record, with their states; none without a record that can be read."""
+    with suppress(ConfigError, KeyError, TypeError):
+        entries = read_json(study / "experiment.json")["runs"]
+        return [(study / str(entry["name"]), str(entry["state"])) for entry in entries]
+    return []
+
+
+def runs_without_log(directory: Path) -> list[Path]:
+    """The runs of a study, or of the part of it in `directory`, that have written no log and are to."""
+    top = directory.resolve()
+    found = [each for study in (top, *top.parents[:2]) for each in _runs_of(study)]
+    waiting = [run for run, state in found if state not in ("done", "pruned") and run.is_relative_to(top)]
+    return [run for run in waiting if not (run / "progress.csv").exists()]
 
 
 def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:

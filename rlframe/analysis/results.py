@@ -136,16 +136,24 @@ def read_seeds(text: str) -> list[int]:
     return [seed for each in ends for seed in range(each[0], each[-1] + 1)]
 
 
+def _check_name(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist")
+    if path.is_dir() and [*path.glob("*.csv")]:
+        raise ConfigError(f"{path} is a folder; name the result files in it, {path}/*.csv")
+    if path.suffix != ".csv" or not path.is_file():
+        raise ConfigError(f"{path} is not a result file; they end with .csv and are made by: rlframe results add")
+    if path.name == "progress.csv":
+        raise ConfigError(f"{path} is the log of a run; name its directory, {path.parent}, or a result file")
+
+
 def read_results(path: Path) -> Results:
     """Read FILE.csv and its FILE.json.
 
     Raises:
         ConfigError: one of them is missing, damaged, or has another form.
     """
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist")
-    if path.suffix != ".csv" or not path.is_file():
-        raise ConfigError(f"{path} is not a result file; they end with .csv and are made by: rlframe results add")
+    _check_name(path)
     lines = iter_csv(path)
     names, rows = next(lines, []), {}  # type: tuple[list[str], dict[int, list[tuple[str, ...]]]]
     try:

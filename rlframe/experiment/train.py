@@ -27,7 +27,7 @@ from rlframe.experiment.job import Job, choices_made
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.ranks import share_of, whole_of
 from rlframe.experiment.resumable import changed_at, is_fixed
-from rlframe.experiment.settings import from_flat, to_flat
+from rlframe.experiment.settings import from_flat, long_keys, to_flat
 from rlframe.experiment.trust import check_network
 from rlframe.experiment.weights import agents_in, keeping
 from rlframe.kernels.device import choose_device
@@ -102,7 +102,8 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
-        with keeping(run.runner.learners.algos(), changed_at(Path(job.resume), int(found[2]["env_steps"]))):
+        changed = changed_at(Path(job.resume), int(found[2]["env_steps"])) | {*long_keys(job.sources[0][1])}
+        with keeping(run.runner.learners.algos(), changed):  # what is given holds, whatever was set while it trained
             run.load(found[1])
     return run
 

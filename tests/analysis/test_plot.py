@@ -126,6 +126,11 @@ def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     (study / "experiment.json").write_text(json.dumps({"runs": entries}))
     assert len(find_experiments([study / "ppo"], ())[0].runs) == 3
     assert f"{study}/ppo/run_1 failed: shown nevertheless, as no other is left" in capsys.readouterr().err
+    entries = [{"name": f"{name}/run_9", "state": "waiting"} for name in ("ppo", "dqn")]
+    (study / "experiment.json").write_text(json.dumps({"runs": [*entries, {"name": "run_1", "state": "pruned"}]}))
+    for part, said in ((study, "2 runs"), (study / "ppo", "1 run")):
+        find_experiments([part], ())
+        assert f"{part}: {said} of the study without a log" in capsys.readouterr().err
 
 
 def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> LearningCurve:

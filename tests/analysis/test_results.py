@@ -152,6 +152,31 @@ def test_a_study_of_several_settings_makes_a_file_of_each_in_a_folder(
     assert files[0].read_bytes() == before, "all files or none"
 
 
+def test_a_study_of_which_a_run_has_not_begun_is_added_only_as_a_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, out = tmp_path / "study", tmp_path / "kept"
+    run_dir(study / "clip=0.1/run_0", 0, (1.0,))
+    waiting = {"name": "clip=0.1/run_1", "state": "waiting"}
+    (study / "experiment.json").write_text(json.dumps({"runs": [{"name": "clip=0.1/run_0", "state": "done"}, waiting]}))
+    for words in ([str(study), f"out={out}/"], [str(study / "clip=0.1"), f"out={out}.csv"]):
+        assert main(["add", *words]) == 2
+        assert "is not complete, as " in (said := capsys.readouterr().err)
+        assert "clip=0.1/run_1 has no log yet; let the study end, or add partial=true" in said
+        assert main(["add", *words, "partial=true"]) == 0
+
+
+def test_what_is_no_result_file_is_refused_with_what_to_name(tmp_path: Path) -> None:
+    run = run_dir(tmp_path / "run_0", 0, (1.0,))
+    add_runs([run], tmp_path / "folder/out.csv", (), "", False)
+    for path, said in (
+        (tmp_path / "folder", "is a folder; name the result files in it, "),
+        (run / "progress.csv", "log"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_results(path)
+
+
 def test_runs_may_differ_in_what_only_rounds_otherwise_or_stops_them(tmp_path: Path) -> None:
     others: list[dict[str, Any]] = [{"threads": 1, "stop": ""}, {"threads": 2, "stop": "env_steps >= 2"}]
     runs = [run_dir(tmp_path / str(seed), seed, (1.0, 2.0), **others[seed]) for seed in (0, 1)]

@@ -54,6 +54,17 @@ def test_numbers_hold_from_the_restored_state_on(state: Path) -> None:
     assert row["updates"] < restored(state)["updates"], "larger batches are fewer"
 
 
+def test_a_rate_set_while_it_trained_stays_unless_another_is_given(tmp_path: Path) -> None:
+    with rlframe.build(**SETTINGS) as run:
+        next(run)
+        run.algo.learning_rate = 1e-5
+        run.save(tmp_path / "saved")
+    assert restored(tmp_path / "saved")["algo/learning_rate"] == pytest.approx(1e-5)
+    for rate in (1e-4, 3e-4):  # the second is that of the config
+        row = restored(tmp_path / "saved", **{"algo.learning_rate": rate})
+        assert row["algo/learning_rate"] == pytest.approx(rate)
+
+
 def test_all_settings_may_be_repeated_in_any_form(state: Path) -> None:
     again = {**SETTINGS, "algo.temperature": "0.10", "model": {}, "model.hidden": "[8, 8]", "precision": "auto"}
     assert restored(state, **again)["algo/loss"] == restored(state)["algo/loss"]
