@@ -65,8 +65,8 @@ def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRu
     Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on. As
     this is a run of its own, numbers that take schedules may change too, such as algo.learning_rate, and algo.epochs,
     minibatches, batch_size and replay_ratio; they hold from here on. A rate that Algorithm.learning_rate has set stays
-    unless one is given. Objects that its params.json names but nothing can import are given again: restore(path,
-    env=MyEnv). It is recorded only if log_dir=DIR says where.
+    unless one is given, also by a Config. Objects that its params.json names but nothing can import are given again:
+    restore(path, env=MyEnv). It is recorded only if log_dir=DIR says where.
 
     Raises:
         ConfigError: a setting is wrong or cannot change; there is no such run, or it needs trust=True.

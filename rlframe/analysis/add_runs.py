@@ -63,8 +63,8 @@ def _runs_in(directory: Path, partial: bool) -> list[Path]:
     found = find_runs(directory)
     if not partial and (missing := runs_without_log(directory)):
         raise ConfigError(
-            f"{directory} is not complete, as {missing[0]} has no log yet; let the study end, or add partial=true and "
-            f"say so in note="
+            f"{directory} is not complete, as {missing[0]} has no log; let the study end, by its command if it "
+            f"failed, or add partial=true and say so in note="
         )
     return found
 

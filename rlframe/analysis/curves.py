@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,7 +209,10 @@ def _group(paths: Sequence[Path]) -> list[SeedGroup]:
 
 def _usable(runs: Sequence[RunData]) -> Sequence[RunData]:
     """The runs without those that failed in a study or have just started; all if none is left; each with a warning."""
-    problems = [_problem(run) for run in runs]
+    # of study/run_0, study/setting/run_0 or study/name/setting/run_0
+    studies = {study for run in runs for study in run.directory.parents[:3]}
+    failed = {run for study in studies for run, state in _runs_of(study) if state == "failed"}
+    problems = [_problem(run, failed) for run in runs]
     effect = ": shown nevertheless, as no other is left" if all(problems) else ": left out"
     for run, problem in zip(runs, problems, strict=True):
         if problem:
@@ -217,14 +220,11 @@ def _usable(runs: Sequence[RunData]) -> Sequence[RunData]:
     return runs if all(problems) else [run for run, problem in zip(runs, problems, strict=True) if not problem]
 
 
-def _problem(run: RunData) -> str:
+def _problem(run: RunData, failed: Collection[Path]) -> str:
     """Why a run cannot be part of a curve; empty if it can."""
     if len(run.columns.get("env_steps", ())) < 2:
         return "has fewer than two rows"
-    for study in run.directory.parents[:3]:  # of study/run_0, study/setting/run_0 or study/name/setting/run_0
-        if (run.directory, "failed") in _runs_of(study):
-            return "failed"
-    return ""
+    return "failed" if run.directory in failed else ""
 
 
 def _runs_of(study: Path) -> list[tuple[Path, str]]:
@@ -240,7 +240,9 @@ def runs_without_log(directory: Path) -> list[Path]:
     top = directory.resolve()
     found = [each for study in (top, *top.parents[:2]) for each in _runs_of(study)]
     waiting = [run for run, state in found if state not in ("done", "pruned") and run.is_relative_to(top)]
-    return [run for run in waiting if not (run / "progress.csv").exists()]
+    with suppress(OSError):  # a damaged name
+        return [run for run in waiting if not (run / "progress.csv").exists()]
+    return []
 
 
 def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:

@@ -139,12 +139,12 @@ def read_seeds(text: str) -> list[int]:
 def _check_name(path: Path) -> None:
     if not path.exists():
         raise ConfigError(f"{path} does not exist")
-    if path.is_dir() and [*path.glob("*.csv")]:
+    if path.is_dir() and any(each.with_suffix(".json").exists() for each in path.glob("*.csv")):
         raise ConfigError(f"{path} is a folder; name the result files in it, {path}/*.csv")
     if path.suffix != ".csv" or not path.is_file():
         raise ConfigError(f"{path} is not a result file; they end with .csv and are made by: rlframe results add")
     if path.name == "progress.csv":
-        raise ConfigError(f"{path} is the log of a run; name its directory, {path.parent}, or a result file")
+        raise ConfigError(f"{path} is the log of a run, whose directory is plotted, or made a result file: results add")
 
 
 def read_results(path: Path) -> Results:

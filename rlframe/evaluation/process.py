@@ -159,8 +159,8 @@ class EvaluatorProcess(BaseEvaluator):
         self._service = EvaluationService(arguments, tuple(cpus), self._supervision, self._shared)
         self._waiting: list[Result] = []  # that `finished` has not returned yet
         self._checked_at = 0.0
-        self._service.start()
         try:
+            self._service.start()
             self._wait_for_evaluator()
         except BaseException:
             self.close()
@@ -240,8 +240,9 @@ class EvaluatorProcess(BaseEvaluator):
         return True
 
     def close(self) -> None:
-        self._service.child.stop()
-        self._service.child.close(0.0 if self.busy else SLICE_S)
+        if child := self._service.child:
+            child.stop()
+            child.close(0.0 if self.busy else SLICE_S)
         self._shared.close()
 
 

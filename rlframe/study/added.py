@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,13 @@ class AddedFile:
     def __init__(self, directory: Path) -> None:
         self._directory, self._stat, self._seen = directory, (0, 0), set[str]()
 
+    def has_new(self) -> bool:
+        """Whether `new` has some."""
+        with suppress(ConfigError):
+            is_other = size_and_time(self._directory / ADDED_FILE) != self._stat
+            return is_other and any(added.token not in self._seen for added in read_added(self._directory))
+        return False
+
     def new(self) -> list[Added]:
         """The new lines; none, and a warning once, while the file is damaged."""
         stat = size_and_time(self._directory / ADDED_FILE)
@@ -116,6 +123,9 @@ class AddedRuns(MoreRuns):
         self._known = {run.name for run in known}
         entries = read_record(directory)["runs"] if (directory / FILE).exists() else []
         self._recorded = {entry["name"] for entry in entries}  # whose folders are the study's
+
+    def has_more(self) -> bool:
+        return self._file.has_new()
 
     def more(self) -> list[PlannedRun]:
         found = []

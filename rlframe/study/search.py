@@ -56,11 +56,6 @@ class SearchPlan:
         if not 1 <= n_trials <= 5_000:
             raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
         searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
-        if pruner == "wilcoxon" and len(seeds) < _WILCOXON_SEEDS:
-            raise ConfigError(
-                f"pruner=wilcoxon compares trials seed by seed, and no result of {pluralize(len(seeds), 'seed')} is "
-                f"clear enough to save one; use repeats={_WILCOXON_SEEDS} or more, or pruner=median"
-            )
         return cls(space, n_trials, tuple(seeds), searcher, pruner, metric_of(given))
 
     def values(self, words: Mapping[str, str]) -> dict[str, Any]:
@@ -109,7 +104,7 @@ class Search(MoreRuns):
         """
         self.plan, self._make_runs = plan, make_runs
         with _journal():
-            self._optuna = check_installed(plan)
+            self._optuna = check_possible(plan)
             self._study = self._opened(directory / SEARCH_JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
@@ -195,13 +190,16 @@ class Search(MoreRuns):
         self._check_metric()
         with _journal():
             self._queue_added()
-            if not self.has_more():
+            if not self._is_open():
                 return []
             trial = self._study.ask(self._distributions)
         self._queued = max(0, self._queued - 1)
         return self._add(trial.number, trial.params, trial)
 
     def has_more(self) -> bool:
+        return self._is_open() or self._added.has_new()
+
+    def _is_open(self) -> bool:
         return bool(self._queued) or len(self._runs) < self.plan.n_trials
 
     def _queue_added(self) -> None:
@@ -310,8 +308,13 @@ class Search(MoreRuns):
         return f"best: trial_{found.number}, {self.plan.column} {found.value:.6g}: {words}"
 
 
-def check_installed(plan: SearchPlan) -> Any:
-    """Optuna, and what it needs for this plan."""
+def check_possible(plan: SearchPlan) -> Any:
+    """Optuna. Raises ConfigError if it, or what it needs for this plan, is missing, or if seeds are too few."""
+    if plan.pruner == "wilcoxon" and len(plan.seeds) < _WILCOXON_SEEDS:
+        raise ConfigError(
+            f"pruner=wilcoxon compares trials seed by seed, and no result of {pluralize(len(plan.seeds), 'seed')} is "
+            f"clear enough to save one; use repeats={_WILCOXON_SEEDS} or more, or pruner=median"
+        )
     needed = {"cmaes": "cmaes"}.get(plan.searcher, ""), {"wilcoxon": "scipy"}.get(plan.pruner, "")
     try:
         import optuna

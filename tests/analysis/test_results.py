@@ -162,7 +162,7 @@ def test_a_study_of_which_a_run_has_not_begun_is_added_only_as_a_part_of_it(
     for words in ([str(study), f"out={out}/"], [str(study / "clip=0.1"), f"out={out}.csv"]):
         assert main(["add", *words]) == 2
         assert "is not complete, as " in (said := capsys.readouterr().err)
-        assert "clip=0.1/run_1 has no log yet; let the study end, or add partial=true" in said
+        assert "clip=0.1/run_1 has no log; let the study end, by its command if it failed, or add partial=true" in said
         assert main(["add", *words, "partial=true"]) == 0
 
 

@@ -198,7 +198,9 @@ def test_an_added_trial_has_its_values_once_and_is_run_beyond_n_runs(tmp_path: P
         search.finished(run, Status(DONE))
     assert len(first) == 2
     assert search.more() == []
+    assert not search.has_more()
     append_added(tmp_path, Added("", 0, {"x": "0.25", "kind": "bad"}))
+    assert search.has_more(), "also if a signal stops the study before the line is read"
     append_added(tmp_path, Added("", 0, {"x": "2"}))  # out of bounds: a warning
     again = search_in(tmp_path, plan)
     again.started()
@@ -225,10 +227,18 @@ def test_a_search_that_was_killed_before_it_started_an_added_trial_starts_it_onc
     assert again.more() == []
 
 
+def test_a_line_that_a_stopped_queue_has_not_read_is_more_to_do(tmp_path: Path) -> None:
+    source = AddedRuns(tmp_path, lambda added: PlannedRun("", added.run_ID, {}, tmp_path / "run_3", (), ()), ())
+    assert not source.has_more()
+    append_added(tmp_path, Added("", 3, BASE))
+    assert source.has_more()
+    assert [run.name for run in source.more()] == ["run_3"]
+    assert not source.has_more()
+
+
 def test_words_of_an_added_trial_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    StudyRecord(
-        tmp_path, [], {"command": [], "experiments": {"": {**BASE, "search.algo.clip": "uniform(0.1,0.3)"}}}
-    ).close()
+    words = {**BASE, "search.algo.clip": "uniform(0.1,0.3)", "pruner": "wilcoxon"}
+    StudyRecord(tmp_path, [], {"command": [], "experiments": {"": words}}).close()
     for word, says in {
         "algo.clip=0.4": "it needs a number from 0.1 to 0.3",
         "algo.clop=0.2": "did you mean algo.clip?",
