@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -335,7 +336,7 @@ def find_module(name: str, package: str) -> ModuleType:
     if preset := vars(importlib.import_module(package)).get("PRESETS", {}).get(name.lower()):
         raise ConfigError(f"{name!r} is settings of another algorithm; begin with a preset of it: experiment={preset}")
     if "." not in target or not all(part.isidentifier() for part in target.split(".")):
-        hint = f"; for your file write ./{name}.py" if Path(f"{name}.py").is_file() else nearest(name, known)
+        hint = f"; for your file write ./{name}.py" if os.path.isfile(f"{name}.py") else nearest(name, known)
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){hint}")
     try:
         return imported(target)
