@@ -240,9 +240,7 @@ def runs_without_log(directory: Path) -> list[Path]:
     top = directory.resolve()
     found = [each for study in (top, *top.parents[:2]) for each in _runs_of(study)]
     waiting = [run for run, state in found if state not in ("done", "pruned") and run.is_relative_to(top)]
-    with suppress(OSError):  # a damaged name
-        return [run for run in waiting if not (run / "progress.csv").exists()]
-    return []
+    return [run for run in waiting if not os.path.exists(run / "progress.csv")]
 
 
 def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:

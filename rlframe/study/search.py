@@ -58,6 +58,14 @@ class SearchPlan:
         searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
         return cls(space, n_trials, tuple(seeds), searcher, pruner, metric_of(given))
 
+    def check_seeds(self) -> None:
+        """Raise ConfigError if there are too few for the pruner."""
+        if self.pruner == "wilcoxon" and len(self.seeds) < _WILCOXON_SEEDS:
+            raise ConfigError(
+                f"pruner=wilcoxon compares trials seed by seed, and no result of {pluralize(len(self.seeds), 'seed')} "
+                f"is clear enough to save one; use repeats={_WILCOXON_SEEDS} or more, or pruner=median"
+            )
+
     def values(self, words: Mapping[str, str]) -> dict[str, Any]:
         """Values of the space from their words, for a trial that is added; raises ConfigError for wrong ones."""
         for key in words:
@@ -104,7 +112,7 @@ class Search(MoreRuns):
         """
         self.plan, self._make_runs = plan, make_runs
         with _journal():
-            self._optuna = check_possible(plan)
+            self._optuna = check_installed(plan)
             self._study = self._opened(directory / SEARCH_JOURNAL)
             self._distributions = {key: each.made() for key, each in plan.space.items()}
         self._trials: dict[str, Any] = {}  # that are running, by setting
@@ -308,13 +316,8 @@ class Search(MoreRuns):
         return f"best: trial_{found.number}, {self.plan.column} {found.value:.6g}: {words}"
 
 
-def check_possible(plan: SearchPlan) -> Any:
-    """Optuna. Raises ConfigError if it, or what it needs for this plan, is missing, or if seeds are too few."""
-    if plan.pruner == "wilcoxon" and len(plan.seeds) < _WILCOXON_SEEDS:
-        raise ConfigError(
-            f"pruner=wilcoxon compares trials seed by seed, and no result of {pluralize(len(plan.seeds), 'seed')} is "
-            f"clear enough to save one; use repeats={_WILCOXON_SEEDS} or more, or pruner=median"
-        )
+def check_installed(plan: SearchPlan) -> Any:
+    """Optuna, and what it needs for this plan."""
     needed = {"cmaes": "cmaes"}.get(plan.searcher, ""), {"wilcoxon": "scipy"}.get(plan.pruner, "")
     try:
         import optuna

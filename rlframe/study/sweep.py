@@ -44,7 +44,7 @@ from rlframe.study.plan import (
 from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
-from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_possible
+from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_installed
 from rlframe.study.search_space import check_examples, read_domain, read_space
 from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
@@ -189,7 +189,8 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         return _with_population(words, base, checked, place, trust), checked
     if unused := [key for key in PBT_KEYS if key in words]:
         raise ConfigError(f"{unused[0]}={words[unused[0]]:.60} is for searcher={PBT}, not for {search.searcher}")
-    check_possible(search)
+    search.check_seeds()
+    check_installed(search)
     directory, template = place(checked), run_template(trust)
 
     def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:

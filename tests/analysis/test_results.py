@@ -171,7 +171,8 @@ def test_what_is_no_result_file_is_refused_with_what_to_name(tmp_path: Path) -> 
     add_runs([run], tmp_path / "folder/out.csv", (), "", False)
     for path, said in (
         (tmp_path / "folder", "is a folder; name the result files in it, "),
-        (run / "progress.csv", "log"),
+        (run, "run_0 is not a result file"),
+        (run / "progress.csv", "is the log of a run"),
     ):
         with pytest.raises(ConfigError, match=said):
             read_results(path)
