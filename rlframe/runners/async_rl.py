@@ -78,15 +78,20 @@ class AsyncRl(Runner):
 
     def _ready(self) -> bool:
         """Whether every rank has a batch; those without environments always have."""
-        return self.ranks.all(self.sampler.ready)
+        return self.ranks.all(self.sampler.n_ready > 0)
 
     def _receive(self) -> None:
+        """Receive a batch, unless the run is asked to stop before there is one."""
+        n_ready = self.sampler.n_ready
         with self.log.timers("sampling"):
+            while not self.ranks.all(self.sampler.wait()):
+                if self.stop_requested():
+                    return
             batches = self.collect()
         if any(samples.valid.numel() for _, samples in batches):  # none where there are no environments
             staleness = self.updates - self._updates_of(self.sampler.version)
             self.staleness = max(self.staleness, staleness)
-            self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
+            self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": n_ready})
         self._received = True
         self.receive(batches)
 

@@ -38,7 +38,7 @@ from rlframe.system.worker_main import PROGRESS, ParentLink
 SUPERVISION = Supervision(120.0, 10, name="sampler")  # where none is given
 _LOAD_NOISE = 1  # command besides FILL; only before the first FILL
 _MESSAGE_INTERVAL_S = 1.0  # between messages with the sampler's counters
-_CLOSE_S = 5.0  # for the process and its workers to end by themselves
+CLOSE_S = 5.0  # for the process and its workers to end by themselves
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,12 +155,12 @@ class BackgroundProcess(Service):
             if self.child.alive:
                 os.kill(self.child.pid, signal.SIGUSR2)  # interrupts the current batch
 
-    def close(self) -> None:
-        """Stop the process and its workers, and kill them if they do not end within 5 s. May be called twice."""
+    def close(self, grace_s: float = CLOSE_S) -> None:
+        """Stop the process and its workers, and kill them if they do not end within `grace_s`. May be called twice."""
         if self.child is None:
             return
         self.stop()
-        self.child.close(_CLOSE_S)
+        self.child.close(grace_s)
         for shared in self._task[2] if self._task is not None else ():
             shared.close()
 
@@ -195,7 +195,6 @@ class BackgroundSampler(SourceAhead):
         self._pinned = PinnedMemory(self.ring.memory, next(agent.parameters()).device)
         self.posted_version = int(self.shared_parameters.tree["version"][0])  # of the last `refresh`
         self.version = self.posted_version  # of the last batch
-        self.queue_length = 0  # batches that were ready at the last `collect`
         self._finished: list[Trajectory] = []
         self._counters: dict[str, float] = {}  # of the sampler in the process
         self._previous_restarts = 0.0  # of workers of earlier processes
@@ -208,17 +207,25 @@ class BackgroundSampler(SourceAhead):
         self.backend = f"{process.backend}, in a background process"
 
     @property
-    def ready(self) -> bool:
-        """Whether a batch is ready, so that `collect` does not wait."""
-        return self.ring.n_ready > 0
+    def n_ready(self) -> int:
+        return self.ring.n_ready
 
-    def collect(self) -> Samples:
-        """The next batch, valid until the next `collect`."""
+    def wait(self) -> bool:
         self._pinned.synchronize()
         self.start()
+        try:
+            return self.ring.wait(self._timeout_s)
+        except ChildDied as death:
+            self._replace(death)
+            return False
+
+    def collect(self) -> Samples:
+        """The next batch, valid until the next `wait` or `collect`."""
         while True:
+            while not self.wait():
+                pass
             try:
-                queue_length, index = self.ring.n_ready, self.ring.get(self._timeout_s)
+                index = self.ring.get(self._timeout_s)
                 slot: BatchSlot = self.ring.slots[index]
                 if slot.has_message[0]:
                     trajectories, counters = self.process.child.receive(self._timeout_s)
@@ -228,7 +235,7 @@ class BackgroundSampler(SourceAhead):
             except ChildDied as death:
                 self._replace(death)
         self.process.deaths_in_a_row = 0
-        self.version, self.queue_length = int(slot.version[0]), queue_length
+        self.version = int(slot.version[0])
         n_env_steps, start, stream = slot.numbers.tolist()
         return replace(self._samples[index], n_env_steps=n_env_steps, start=start, stream=stream)
 
@@ -237,7 +244,7 @@ class BackgroundSampler(SourceAhead):
 
     def check(self, waited_s: float = 0.0) -> None:
         """Replace the process if it has died, or hangs, which so many more seconds count for; raises as `collect`."""
-        if self._started and not self.ready:
+        if self._started and not self.ring.n_ready:
             try:
                 self.process.child.check(waited_s, self._timeout_s)
             except ChildDied as death:

@@ -106,12 +106,18 @@ class SourceAhead(Source, ABC):
     collects_ahead = True
     version: int  # of the parameters that sampled the last batch
     posted_version: int  # of those of the last `refresh`
-    queue_length: int  # batches that were ready at the last `collect`
 
     @property
     @abstractmethod
-    def ready(self) -> bool:
-        """Whether a batch is ready, so that `collect` does not wait."""
+    def n_ready(self) -> int:
+        """Batches that are ready: if there are any, `collect` does not wait."""
+
+    def wait(self) -> bool:
+        """Optional: wait a moment for a batch; returns whether there is one, or else whether `collect` shall wait.
+
+        A run can be stopped after each call, but not during `collect`. The last batch may be overwritten.
+        """
+        return True
 
     def check(self) -> None:
         """Optional: look after what collects, such as a process that may have died. Called before every update."""

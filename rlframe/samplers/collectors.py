@@ -15,7 +15,7 @@ from rlframe.core.reduction import over_samplers
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.rollout.cpu_worker import parameters
-from rlframe.samplers.background import SUPERVISION, BackgroundProcess, BackgroundSampler
+from rlframe.samplers.background import CLOSE_S, SUPERVISION, BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import SourceAhead
 from rlframe.system.process import SLICE_S
 from rlframe.system.service import Supervision
@@ -62,10 +62,11 @@ class CollectorProcesses:
         self.observation_space, self.action_space = made.observation_space, made.action_space
 
     def close(self) -> None:
-        """Stop them all. May be called twice."""
+        """Stop them all, and kill those that do not end within CLOSE_S. May be called twice."""
+        deadline = time.monotonic() + CLOSE_S
         with ExitStack() as closing:
             for process in self.processes:
-                closing.callback(process.close)
+                closing.callback(lambda own=process: own.close(max(0.0, deadline - time.monotonic())))
                 process.stop()  # all at once, so that they end side by side
 
 
@@ -92,35 +93,36 @@ class Collectors(SourceAhead):
         self.batch_spec = BatchSpec(T, B, len(self.samplers))
         self.backend = f"{processes.processes[0].backend}, in each of {len(self.samplers)} background processes"
         self.version = self.posted_version = self.samplers[0].posted_version
-        self.queue_length = 0
         self._last = -1  # the sampler whose batch came last
         self._watched_at = self._counted_at = time.monotonic()
         self._env_steps = np.zeros(len(self.samplers))  # of each since they were counted
 
     @property
-    def ready(self) -> bool:
-        return any(sampler.ready for sampler in self.samplers)
+    def n_ready(self) -> int:
+        return sum(sampler.n_ready for sampler in self.samplers)
 
     def collect(self) -> Samples:
         """The next batch of the next sampler in turn that has one, valid until the next `collect`."""
-        for sampler in self.samplers:
-            sampler.start()
-        nap_s, slept_s = _LEAST_NAP_S, 0.0
-        while (i := self._next()) is None:
-            time.sleep(nap_s)
-            nap_s, slept_s = min(1.2 * nap_s, _LONGEST_NAP_S), slept_s + nap_s
-            if slept_s > SLICE_S:
-                self._watch(slept_s)
-                slept_s = 0.0
-        self._last, self.queue_length = i, sum(sampler.ring.n_ready for sampler in self.samplers)
+        while not self.wait():
+            pass
+        n = len(self.samplers)
+        self._last = i = next(i for k in range(1, n + 1) if self.samplers[i := (self._last + k) % n].n_ready)
         samples = self.samplers[i].collect()
         self.version = self.samplers[i].version
         self._env_steps[i] += samples.n_env_steps
         return replace(samples, stream=i)
 
-    def _next(self) -> int | None:
-        n = len(self.samplers)
-        return next((i for k in range(1, n + 1) if self.samplers[i := (self._last + k) % n].ready), None)
+    def wait(self) -> bool:
+        for sampler in self.samplers:
+            sampler.start()
+        nap_s, slept_s = _LEAST_NAP_S, 0.0
+        while not self.n_ready:
+            time.sleep(nap_s)
+            nap_s, slept_s = min(1.2 * nap_s, _LONGEST_NAP_S), slept_s + nap_s
+            if slept_s > SLICE_S:
+                self._watch(slept_s)
+                return self.n_ready > 0
+        return True
 
     def check(self) -> None:
         """Replace those that have died, or that have hung while others had batches; raises as `collect`."""

@@ -50,8 +50,8 @@ class NoSampler(SourceAhead):
     """Its batches have no columns."""
 
     backend = "none"
-    version = posted_version = queue_length = 0
-    ready = True
+    version = posted_version = 0
+    n_ready = 1  # always
 
     def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
         self.batch_spec, self.env = batch_spec, envs.env

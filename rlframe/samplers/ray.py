@@ -36,6 +36,7 @@ from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
 from rlframe.system.actors import CALL_S, Actors
 from rlframe.system.cluster import check_room
 from rlframe.system.env_vars import env_vars_of_worker
+from rlframe.system.process import SLICE_S
 from rlframe.system.service import RestartBudget
 
 
@@ -280,13 +281,14 @@ class RayCollectors(SourceAhead):
         n_envs = self.batch_spec.n_envs
         self._noise = spawned(generators(self.seed, Role.NOISE, n_envs, first_env_of_rank(n_envs)))
         self.version = self.posted_version = envs.version
-        self.queue_length, self._last = 0, -1
+        self._last = -1
         self._pending: list[list[Any]] = []  # references of each actor, oldest first
         self._heard_at = [0.0] * n  # when each was last heard of
 
     @property
-    def ready(self) -> bool:
-        return bool(self._arrived(0.0))
+    def n_ready(self) -> int:
+        waiting = [each for own in self._pending for each in own]
+        return len(self.actors.ray.wait(waiting, num_returns=len(waiting), timeout=0.0)[0]) if waiting else 0
 
     def _arrived(self, timeout_s: float) -> list[int]:
         """The actors whose oldest batch is there, or that have died; the next in turn comes first."""
@@ -298,28 +300,31 @@ class RayCollectors(SourceAhead):
         found, _ = self.actors.ray.wait(list(oldest), num_returns=1, timeout=timeout_s)
         return [oldest[each] for each in found]
 
-    def collect(self) -> Samples:
+    def wait(self) -> bool:
         if not self._pending:
             self._pending = [[] for _ in self.actors.actors]
             for i in range(len(self._pending)):
                 self._ask(i)
+        if self._arrived(SLICE_S):
+            return True
+        self.check()
+        return False
+
+    def collect(self) -> Samples:
         while True:
-            for i in self._arrived(1.0):
+            for i in self._arrived(0.0) if self.wait() else ():
                 try:
                     result: Result = self.actors.get(self._pending[i][0])
                 except self.actors.deaths as error:
                     self._replace(i, error)
                     continue
                 return self._taken(i, result)
-            self.check()
 
     def _taken(self, i: int, result: Result) -> Samples:
         self._pending[i].pop(0)
         self._ask(i)
         self._batches.take(i, result, self._batch)
         self._last, self.version = i, result.version
-        waiting = [each for own in self._pending for each in own]
-        self.queue_length = 1 + len(self.actors.ray.wait(waiting, num_returns=len(waiting), timeout=0.0)[0])
         samples = result.samples
         return replace(self._samples, n_env_steps=samples.n_env_steps, start=samples.start, stream=i)
 

@@ -30,10 +30,11 @@ class BatchRing:
         self._filled = self.memory.tree["filled"]  # slots filled by this child so far
         self._taken = 0  # and read by the parent
         self._holds = False
+        self._waited = False  # for a slot that `get` has not returned yet
 
     def start(self, child: ChildProcess) -> None:
         """Let a new child fill all slots. Slots that a previous child filled and `get` has not returned are lost."""
-        self._child, self._taken, self._holds = child, 0, False
+        self._child, self._taken, self._holds, self._waited = child, 0, False, False
         self._filled[0] = 0
         for _ in self.slots:
             child.queue_command(FILL)
@@ -43,16 +44,26 @@ class BatchRing:
         """Filled slots that `get` has not returned yet."""
         return int(self._filled[0]) - self._taken
 
-    def get(self, timeout_s: float) -> int:
-        """The index of the oldest filled slot. It stays valid until the next call, which frees it.
+    def wait(self, timeout_s: float) -> bool:
+        """Wait up to SLICE_S seconds for a filled slot, and return whether there is one; frees the slot of `get`.
 
-        Raises as `ChildProcess.check`, once all filled slots are read.
+        Raises as `ChildProcess.check` with this timeout, once all filled slots are read.
         """
         if self._holds:
             self._holds = False
             self._child.queue_command(FILL)
-        while not (self._child.wait(SLICE_S) or self._child.check(SLICE_S, timeout_s)):
+        if not self._waited:
+            self._waited = self._child.wait(SLICE_S) or self._child.check(SLICE_S, timeout_s)
+        return self._waited
+
+    def get(self, timeout_s: float) -> int:
+        """The index of the oldest filled slot. It stays valid until the next `wait` or `get`.
+
+        Raises as `wait`, which it repeats.
+        """
+        while not self.wait(timeout_s):
             pass
+        self._waited = False
         if not self.n_ready:  # a failure also ends the command
             self._child.receive(timeout_s)
         self._taken, self._holds = self._taken + 1, True

@@ -15,7 +15,7 @@ import torch
 
 from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, pqn, r2d1, sac, td3
 from rlframe.algos.base import Algorithm
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -267,6 +267,24 @@ def test_an_error_in_an_environment_ends_the_run_after_a_snapshot(tmp_path: Path
     assert 0 < meta["env_steps"] < 140
     for name, value in runner.agent.state_dict().items():
         assert (state["agent"][name] == value).all()
+
+
+def test_a_stop_does_not_wait_for_a_batch_that_does_not_come(tmp_path: Path) -> None:
+    env = EnvConfig(Coded, {"faults": (Fault(faulty.hang_in_python, at=30),)}, "python")
+    with logger_context(tmp_path, console=False) as run, runner_for(a2c.Config(), env, 10_000) as runner:
+        waited, waits = runner.sampler.wait, []
+
+        def stop_at_last() -> bool:
+            waits.append(came := waited())
+            if waits[-3:] == [False] * 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return came
+
+        runner.sampler.wait = stop_at_last  # type: ignore[method-assign]
+        with pytest.raises(Interrupted, match="snapshot written"):
+            runner.train()
+        assert runner.sampler.counters()["sampler/restarts"] == 0
+    assert 0 < load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == runner.env_steps < 140
 
 
 def test_a_run_is_resumed_and_also_by_another_runner(tmp_path: Path) -> None:

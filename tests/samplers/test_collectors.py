@@ -62,7 +62,7 @@ def in_turn(sampler: Collectors, n: int) -> list[Any]:
         each.start()
     found = []
     for _ in range(n):
-        until(lambda: all(each.ready for each in sampler.samplers))
+        until(lambda: all(each.n_ready for each in sampler.samplers))
         found += batches(sampler, 1)
     return found
 
@@ -90,7 +90,7 @@ def test_together_they_sample_what_one_sampler_of_all_environments_does(config: 
 def test_those_that_are_ready_are_taken_in_turn() -> None:
     with collectors(4) as (sampler, _):
         assert [batch.stream for batch in in_turn(sampler, 6)] == [0, 1, 2, 3, 0, 1]
-        assert sampler.queue_length >= 3
+        assert sampler.n_ready >= 3
 
 
 def test_none_waits_for_a_slow_one() -> None:

@@ -27,16 +27,15 @@ class OneBatchAhead(SourceAhead):
     def __init__(self, sampler: SerialSampler) -> None:
         self.sampler, self.batch_spec = sampler, sampler.batch_spec
         self.env, self.seed = sampler.env, sampler.seed
-        self.version = self.posted_version = self.queue_length = 0
+        self.version = self.posted_version = 0
         self.checks = 0
         self.next: list[tuple[Samples, int]] = []
 
     @property
-    def ready(self) -> bool:
-        return bool(self.next)
+    def n_ready(self) -> int:
+        return len(self.next)
 
     def collect(self) -> Samples:
-        self.queue_length = len(self.next)
         if not self.next:
             self.next.append(self._collected())
         samples, self.version = self.next.pop()
