@@ -6,7 +6,7 @@ and the value as a categorical distribution (C51, Bellemare et al. 2017) or as q
 Beyond it: implicit quantiles (IQN, Dabney et al. 2018, arXiv 1806.06923) and soft targets, munchausen (Vieillard et al.
 2020). For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
 
-A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
+A gradient step is read here and in `off_policy`, `targets`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `updates.optimizer_step`,
 `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
@@ -28,12 +28,12 @@ from rlframe.algos.off_policy import (
     OffPolicyConfig,
     QLearning,
     check_feedforward,
-    copy_into,
     n_step_replay,
     priorities,
     weighted_mean,
 )
 from rlframe.algos.prioritized import check_priorities, initial_priority
+from rlframe.algos.targets import copy_into
 from rlframe.core.config import choice, count, fraction, idle_while, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -128,10 +128,10 @@ class Config(OffPolicyConfig):
                 f"algo.value=categorical are not; use expected, quantile or implicit"
             )
         check_priorities(self)
-        if self.initial_priority == "td" and self.value == "categorical":
+        if self.initial_priority == "td" and (self.value not in ("expected", "quantile") or self.munchausen):
             raise ConfigError(
-                "algo.initial_priority=td needs algo.value=expected, quantile or implicit, whose errors are TD errors; "
-                "use max"
+                "algo.initial_priority=td needs algo.value=expected or quantile and algo.munchausen=0, where errors "
+                "are differences of the values of acting; use max"
             )
 
     def kind(self) -> Value:

@@ -2,10 +2,10 @@
 
 https://arxiv.org/abs/2110.06169. No value of an action that is not in the data is ever asked for.
 
-A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `critics.base`, `critics.values`,
-`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`,
-`ops.offline`, `ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`,
-`replay.n_step`, `replay.select` and `core.types`.
+A gradient step is read here and in `imitation`, `off_policy`, `targets`, `agents.policy`, `critics.base`,
+`critics.values`, `models.actor_critic`, `models.encoders`, `models.network`, `models.heads`,
+`distributions.categorical`, `ops.offline`, `ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import ImitationConfig
-from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of, soft_update
-from rlframe.algos.replay_ratio import is_due
+from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of
+from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled

@@ -1,4 +1,4 @@
-"""Shared by the algorithms that learn from replay: their keys, the replay ratio, priorities and target networks."""
+"""Shared by the algorithms that learn from replay: their keys, what they receive, priorities and noise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import chz
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, observed
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
+from rlframe.algos.replay_ratio import ReplayRatio
+from rlframe.algos.targets import TargetMoves, copy_statistics
 from rlframe.core.config import choice, count, fraction_or_auto, idle_while, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
@@ -258,7 +259,12 @@ class QLearning(OffPolicy):
         self.resample()
 
     def resample(self) -> None:
-        """Draw new noise for the noisy layers of both networks, as before every update."""
+        """Draw new noise for the noisy layers of both networks, as before every update.
+
+        Before the first one the target also takes the online network's statistics, which rows have changed since.
+        """
+        if not self.progress.updates:
+            copy_statistics(self.target, self.agent.model)
         self.target.resample(self.generator)
         self.agent.model.resample(self.generator)
 
@@ -327,20 +333,6 @@ def priorities(error: Tensor) -> Tensor:
     return error.nan_to_num(nan=0.0, posinf=0.0) + PRIORITY_EPSILON
 
 
-@torch.no_grad()
-def copy_into(target: nn.Module, online: nn.Module, tau: float = 1.0) -> None:
-    """Make a target network equal to the online one, statistics and noise included.
-
-    With tau < 1 the parameters move only that far: target <- (1 - tau) target + tau online.
-    """
-    if tau < 1:
-        soft_update([*target.parameters()], [*online.parameters()], tau)
-        for place, buffer in zip(target.buffers(), online.buffers(), strict=True):
-            place.copy_(buffer)
-    else:
-        torch._foreach_copy_([*target.parameters(), *target.buffers()], [*online.parameters(), *online.buffers()])
-
-
 def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
     """Raise ConfigError if a run of so many env_steps makes no update, or too many."""
     if (n := c.replay_ratio / ratio.batch_size) > _MOST_UPDATES:
@@ -372,18 +364,6 @@ def weighted_mean(loss: Tensor, weight: Tensor) -> Tensor:
             f"a loss has shape {list(loss.shape)} and must be a number for each row, {list(weight.shape)}"
         )
     return (weight * loss).mean()
-
-
-@torch.no_grad()
-def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tensor) -> None:
-    """target <- (1 - tau) target + tau online, all tensors at once (Lillicrap et al. 2016, algorithm 1)."""
-    if not targets:  # of critics without
-        return
-    if isinstance(tau, Tensor):  # on a GPU, where the kernel for numbers would wait for it
-        moves = torch._foreach_mul(torch._foreach_sub(onlines, targets), tau)
-        torch._foreach_add_(targets, moves)
-    else:
-        torch._foreach_lerp_(targets, onlines, tau)
 
 
 def target_policy_smoothing(action: Tensor, noise: Tensor, std: Any, clip: Any) -> Tensor:

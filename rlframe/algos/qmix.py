@@ -5,8 +5,8 @@ https://arxiv.org/abs/1803.11485
 With mixer=sum, Value-Decomposition Networks (VDN, Sunehag et al. 2017, arXiv 1706.05296). The agents' networks are
 feed-forward; the papers' have memory. For the team's reward, the sum of its agents'.
 
-A gradient step is read here and in `off_policy`, `agents.q`, `models.q_network`, `models.central`, `ops.q_learning`,
-`updates.optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
+A gradient step is read here and in `off_policy`, `targets`, `agents.q`, `models.q_network`, `models.central`,
+`ops.q_learning`, `updates.optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rlframe.algos.off_policy import (
     FromReplayConfig,
     QLearning,
     check_feedforward,
-    copy_into,
     interval_steps,
     joint_replay,
     weighted_mean,
 )
+from rlframe.algos.targets import copy_into
 from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
@@ -202,12 +202,12 @@ class QMIX(QLearning):
 
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Loss and Q_tot [N].  ½ (y - Q_tot(s, u))²,  y = r + γ Q'_tot(s', argmax_u Q(s', u))   (eq. 6)."""
-        q_tot = self.q_tot(self.mixer, values, batch.action, batch.inputs)
+        q_tot = self.q_tot(self.agent.model, self.mixer, values, batch.action, batch.inputs)
         with torch.no_grad():
             following = batch.next_inputs
             next_values = self.values(self.target, following)
             best = self.best(self.values(self.agent.model, following) if self.config.double else next_values, following)
-            next_q_tot = self.q_tot(self.target_mixer, next_values, best, following)
+            next_q_tot = self.q_tot(self.target, self.target_mixer, next_values, best, following)
         target = batch.return_ + batch.bootstrap * next_q_tot
         return td_loss(q_tot, target, self.config.huber_delta)[0], q_tot.detach()
 
@@ -223,9 +223,9 @@ class QMIX(QLearning):
         best: Tensor = unflat(self.agent.best(values.flatten(0, 1), rows), values.shape[1])
         return best
 
-    def q_tot(self, mixer: Mixer, values: Tensor, action: Tensor, inputs: AgentInputs) -> Tensor:
-        """Q_tot(s, u) [N] of actions u [N, n]; agents that are not present contribute 0."""
+    def q_tot(self, model: QModel, mixer: Mixer, values: Tensor, action: Tensor, inputs: AgentInputs) -> Tensor:
+        """Q_tot(s, u) [N] of actions u [N, n]; s as `model` sees it. Agents that are not present contribute 0."""
         here, observation = present(inputs.observation), inputs.observation[OBSERVATION]
         q = where_present(taken(values, action), here)
-        mixed: Tensor = mixer(q, self.agent.model.normalized(observation), here)
+        mixed: Tensor = mixer(q, model.normalized(observation), here)
         return mixed

@@ -1,4 +1,4 @@
-"""When updates of algorithms with replay are due, by the replay ratio, and moves of their target networks."""
+"""When updates of algorithms with replay are due, by the replay ratio."""
 
 from __future__ import annotations
 
@@ -105,37 +105,3 @@ class ReplayRatio:
         self._counted = self.progress.updates
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
         self._rows = state["rows"][0]
-
-
-class TargetMoves:
-    """When target networks move: every so many updates, or at the first update after every `steps` env_steps.
-
-    env_steps count over all ranks. A runner that counts in updates (OfflineRl) has those for env_steps.
-    """
-
-    def __init__(self, steps: int, progress: Progress) -> None:
-        """`steps`: 0 counts updates."""
-        self.steps, self.progress = steps, progress
-        self.last = 0  # env_steps at the last move
-
-    def turn(self, interval: int) -> bool:
-        """Whether the update that follows moves them, which then counts as a move; `interval`: in updates."""
-        if not self.steps:
-            return is_due(self.progress.updates, interval)
-        now = self.progress.clock
-        due = now // self.steps != self.last // self.steps  # less, if a sampler follows after learning from data
-        self.last = now if due else self.last
-        return due
-
-    def state_dict(self) -> dict[str, int]:
-        """When they moved last."""
-        return {"last": self.last}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a saved state."""
-        self.last = state["last"]
-
-
-def is_due(updates: int, interval: int) -> bool:
-    """Whether the update that follows so many is one of every `interval`: a step of the policy, or of the targets."""
-    return (updates + 1) % interval == 0

@@ -4,8 +4,8 @@ https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algo
 (https://arxiv.org/abs/1812.05905), which learns the temperature and needs no network for the state's value. For
 Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
 
-A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
-`models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
+A gradient step is read here and in `off_policy`, `targets`, `actor_critics`, `agents.actor`, `critics.base`,
+`critics.values`, `models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
 `updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
 `core.types`.
 """
@@ -27,8 +27,7 @@ from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agen
 from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic, Temperature
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import soft_update
-from rlframe.algos.replay_ratio import is_due
+from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import choice, count, fraction, idle_while, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled

@@ -216,6 +216,7 @@ def present(rows: Mapping[str, Any]) -> Any:
     """Whether each agent counts in the value of a row, [..., n] bool: those that act there.
 
     In the last row of an episode, in which nobody acts, those that were truncated: their values are bootstrapped from.
+    An agent that is truncated while others act on has no value from then on, as if it were terminated.
     """
     acts = acting(rows)
     return acts | (rows[VALID] & rows[TRUNCATED] & ~rows[TERMINATED] & ~acts.any(-1)[..., None])

@@ -92,7 +92,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "async/staleness_mean": "updates between publishing the parameters that sampled a batch and its receipt, "
         "mean over the interval's batches (updates)",
         "async/staleness_max": "maximum of the same (updates)",
-        "async/queue_mean": "batches in the queue when the learner takes one, mean over the interval (batches)",
+        "async/queue_mean": "batches in the queue when the learner asks for one, mean over the interval (batches)",
         "algo/fitness_mean": "mean return of a generation's episodes, of the rewards that are learned from",
         "algo/fitness_std": "standard deviation of those returns",
         "algo/fitness_max": "highest of those returns in the interval",

@@ -57,9 +57,12 @@ class Population:
 
     @property
     def _ends_at(self) -> int:
-        """env_steps at the end of this interval, which all members have before them: they may pass it by a batch."""
-        start = max(member.env_steps for member in self._intervals[-1])
-        return min((start // self.plan.interval_steps + 1) * self.plan.interval_steps, self.plan.n_steps)
+        """env_steps at the end of this interval: the first multiple that all members have half an interval before them.
+
+        They stop at the next row of their logs, which may lie far behind it.
+        """
+        start, interval = max(member.env_steps for member in self._intervals[-1]), self.plan.interval_steps
+        return min(((start + interval // 2) // interval + 1) * interval, self.plan.n_steps)
 
     def start_interval(self) -> list[PlannedRun]:
         """The runs of all members up to the end of this interval; those that are not there yet wait.

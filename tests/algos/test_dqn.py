@@ -11,8 +11,8 @@ from gymnasium import spaces
 from rlframe import launch
 from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
-from rlframe.algos.off_policy import copy_into
-from rlframe.algos.replay_ratio import ReplayRatio, TargetMoves
+from rlframe.algos.replay_ratio import ReplayRatio
+from rlframe.algos.targets import TargetMoves, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import ExpectedValue

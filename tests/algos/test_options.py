@@ -94,6 +94,15 @@ def test_a_soft_target_has_the_statistics_of_the_online_network() -> None:
         assert not all(map(torch.equal, algo.target.parameters(), agent.model.parameters()))
 
 
+def test_until_the_first_update_a_target_has_the_statistics_of_the_online_network() -> None:
+    for more in ({}, MEMORY):  # of dqn, and of r2d1
+        settings = {**more, "learning_starts": 10_000, "model_normalize_observation": True}
+        algo, agent, _ = run(debug_envs.memory, 2, **settings)
+        online = [buffer.clone() for buffer in agent.model.buffers()]
+        assert any(buffer.numel() and buffer.any() for buffer in online), "of the rows that came"
+        assert all(map(torch.equal, algo.target.buffers(), online))
+
+
 @pytest.mark.parametrize(("beta", "end"), [("linear(0.4,1,0.5)", 128), ("linear(0.4,1,100)", 100)])
 def test_beta_reaches_its_end_after_a_part_of_the_run_or_after_steps(beta: str, end: int) -> None:
     _, _, algo = made(debug_envs.identity, 256, prioritized=True, beta=beta)
@@ -130,6 +139,8 @@ REFUSED = {
     "algo=dqn algo.target_tau=1.1": "algo.target_tau=1.1 must be from 0 to 1",
     "algo=dqn algo.initial_priority=td": "algo.initial_priority=td needs algo.prioritized=true",
     "algo=dqn algo.initial_priority=td algo.prioritized=true algo.value=categorical": "algo.initial_priority=td needs",
+    "algo=dqn algo.initial_priority=td algo.prioritized=true algo.value=implicit": "algo.initial_priority=td needs",
+    "algo=dqn algo.initial_priority=td algo.prioritized=true algo.munchausen=1 algo.double=false": "and algo.mun",
     "algo=dqn algo.initial_priority=mean": "algo.initial_priority=mean must be max, td, or a number above 0",
     "algo=ddpg algo.prioritized=true algo.initial_priority=nan": "algo.initial_priority=nan must be max, td, or a",
     "algo=dqn algo.initial_priority=2": "algo.initial_priority=2 needs algo.prioritized=true; set both, or use max",

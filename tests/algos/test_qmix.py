@@ -95,7 +95,7 @@ def table(algo: Any, state: int) -> Tensor:
     """Q_tot [2, 2] of both agents' actions."""
     inputs = inputs_at([state] * 4)
     actions = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
-    q: Tensor = algo.q_tot(algo.mixer, algo.values(algo.agent.model, inputs), actions, inputs)
+    q: Tensor = algo.q_tot(algo.agent.model, algo.mixer, algo.values(algo.agent.model, inputs), actions, inputs)
     return q.detach().view(2, 2)
 
 

@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.algos import ddpg, sac, td3
-from rlframe.algos.off_policy import soft_update
+from rlframe.algos.targets import soft_update
 from rlframe.core.errors import ConfigError
 from rlframe.critics import CategoricalValue, Critic, Ensemble, ExpectedValue, QuantileValue, Value, make_critic
 from rlframe.models import ModelConfig

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlframe.algos import td3
-from rlframe.algos.off_policy import soft_update
+from rlframe.algos.targets import soft_update
 from rlframe.core.errors import ConfigError
 from rlframe.critics import ExpectedValue, make_critic
 from rlframe.experiment.build import make_agent

@@ -229,6 +229,18 @@ def test_a_journal_whose_last_line_was_cut_decides_the_same_again(tmp_path: Path
         Study(tmp_path / "study", plan_of())
 
 
+@pytest.mark.parametrize(("at", "end"), [(104, 200), (149, 200), (198, 300), (390, 400)])
+def test_an_interval_is_not_a_rest_of_the_one_before_that_rows_of_the_log_left(at: int, end: int, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study", plan_of(2, n_steps=400, quantile=0.5))
+    for run in study.runs:
+        save_snapshot(run.directory / "snapshot", {"place": np.full(2, START)}, {"env_steps": at})
+        write_params(run.directory / "params.json", {"algo.h": 0.5})
+        (run.directory / "progress.csv").write_text(f"env_steps,eval/return_mean\n{at},1.0\n")
+        study.statuses[run.name].state = DONE
+    assert study.population.advance()
+    assert f"interval 2, to env_steps {end} of 400" in study.population.describe()
+
+
 def test_an_interval_ends_beyond_where_all_members_are_and_one_that_has_passed_it_keeps_its_score(
     tmp_path: Path,
 ) -> None:
