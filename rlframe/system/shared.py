@@ -72,7 +72,11 @@ class Shared:
 
 
 def share_zeros(example: Tree, label: str) -> Shared:
-    """Shared zeros with the shapes and dtypes of `example`. Raises ConfigError if there is too little free memory."""
+    """Shared zeros with the shapes and dtypes of `example`.
+
+    Raises:
+        ConfigError: there is too little free memory, or the system's limits allow less.
+    """
     end = 0
 
     def place(array: Any) -> _Place:
@@ -92,9 +96,9 @@ def share_zeros(example: Tree, label: str) -> Shared:
     fd = os.memfd_create(f"rlframe-{label}") if hasattr(os, "memfd_create") else _file()
     try:
         os.ftruncate(fd, n_bytes)
-    except BaseException:
+    except OSError as error:  # memory of a file counts in ulimit -f
         os.close(fd)
-        raise
+        raise ConfigError(f"{label} needs {n_bytes:,} bytes of shared memory: {error}; raise ulimit -f") from error
     return Shared(fd, layout, n_bytes)  # owns fd, even if its constructor fails
 
 

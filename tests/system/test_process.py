@@ -325,6 +325,16 @@ def test_too_little_free_memory_is_an_error_with_the_remedy() -> None:
         share_zeros(huge, "rows")
 
 
+def test_memory_beyond_a_limit_of_the_shell_is_an_error_with_the_remedy() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"numbers needs 4,096 bytes .* File too large; raise ulimit -f"):
+            share_zeros(TREE, "numbers")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_memory_that_cannot_be_mapped_leaves_no_descriptor() -> None:
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
