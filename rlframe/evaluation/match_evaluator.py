@@ -37,17 +37,12 @@ class MatchEvaluator(BaseEvaluator):
         self._names = [_short(name) for name in config.opponents]
         if len({*self._names}) < len(self._names):
             raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")
-        self._agent, self._table = agent, Table(env, config.max_length)
+        self._agent, self._table = agent, Table(env, config.max_length, self._follow)
         self._player.check(self._table.observation_space, self._table.action_space)
-        self._heartbeat = np.zeros(1, np.int64)
+        self._heartbeat, self._stop = np.zeros(1, np.int64), never
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
-        def on_step() -> None:
-            self._heartbeat[0] += 1
-            if stop():
-                raise EvaluationStopped
-
-        self._table.on_step = on_step
+        self._stop = stop
         found, returns, n = dict[str, float](), 0.0, self.config.n_episodes
         with self._agent.exploring_at(self.config.epsilon):
             for name, opponent in zip(self._names, self._opponents, strict=True):
@@ -56,6 +51,11 @@ class MatchEvaluator(BaseEvaluator):
                 returns += pair.returns[0]
         n_games = n * len(self._opponents)
         return {RETURN_MEAN: returns / n_games, **found, "eval/n_episodes": n_games}
+
+    def _follow(self) -> None:
+        self._heartbeat[0] += 1
+        if self._stop():
+            raise EvaluationStopped
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         self._heartbeat = heartbeat

@@ -25,6 +25,7 @@ from rlframe.envs.make import make_env
 from rlframe.envs.multi_agent import MultiAgentEnv
 from rlframe.envs.pettingzoo import function_of
 from rlframe.ops.ratings import elo_ratings
+from rlframe.updates.progress import do_nothing
 
 RANDOM = "random"  # the player that takes any allowed action
 Row = Mapping[str, Any]  # of an agent: observation, reward, first and so on, each [1, ...] (see core.multi_agent)
@@ -174,9 +175,10 @@ class Pair:
 class Table:
     """An environment at which players meet. Closes with it."""
 
-    def __init__(self, env: EnvConfig, max_length: int = 200_000) -> None:
-        """`max_length`: env steps after which a game is cut, and counts as it is then.
-
+    def __init__(self, env: EnvConfig, max_length: int = 200_000, on_step: Callable[[], None] = do_nothing) -> None:
+        """Args:
+            max_length: env steps after which a game is cut, and counts as it is then.
+            on_step: called before each step of a game; what it raises ends the game.
         Raises:
             ConfigError: it has fewer than two agents.
         """
@@ -186,8 +188,7 @@ class Table:
         seen = env.policies  # what agents see is what they saw in training
         names = PolicyMap(policies=several, global_state=seen.global_state, agent_id=seen.agent_id)
         self._env = make_env(replace(env, policies=names))
-        self._inner, self._max_length = _several(self._env, str(env.id)), max_length
-        self.on_step: Callable[[], None] = _pass  # called before each step of a game; what it raises ends the game
+        self._inner, self._max_length, self._on_step = _several(self._env, str(env.id)), max_length, on_step
         self.agents = self._inner.possible
         if len(self.agents) < 2:
             self.close()
@@ -229,7 +230,7 @@ class Table:
             for agent in self._inner.acting():
                 own, space = self.observation_space.own[agent], self.action_space.own[agent]
                 actions[agent] = players[agent].act(agent, rows[agent], own, space)
-            self.on_step()
+            self._on_step()
             rows, _, terminated, truncated, _ = self._env.step(actions)
             if terminated or truncated:
                 return self._inner.returns
@@ -238,10 +239,6 @@ class Table:
             f"(env.max_episode_steps=...)"
         )
         return self._inner.returns
-
-
-def _pass() -> None:
-    """Nobody waits for a step."""
 
 
 def _several(env: gymnasium.Env, name: str) -> MultiAgentEnv:
