@@ -2,13 +2,15 @@
 
 Networks in tests are tiny. With more threads, or threads that wait awake, processes on few cores wait for one another.
 Bytecode is written whatever the environment says: to compile the tests takes each process longer than all its imports.
-Nothing waits for a disk. Imports and collected tests stay for the whole session: garbage collection passes them over.
+Nothing waits for a disk: temporary folders are in memory, if there is enough. Imports and collected tests stay for the
+whole session: garbage collection passes them over.
 """
 
 import functools
 import gc
 import multiprocessing
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 os.environ |= {**_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE"}  # read by libraries when they are loaded: before torch is
+_IN_MEMORY, _ENOUGH = "/dev/shm", 4e9  # bytes
+if os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > _ENOUGH:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _IN_MEMORY)
 os.environ["TORCH_COMPILE_DISABLE"] = "1"  # compile=auto compiles nothing, also in runs that a test ends early
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.getenv("PYTHONPATH")]))
 
