@@ -5,9 +5,9 @@ https://arxiv.org/abs/1509.02971
 With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, prioritized and initial_priority; and
 with those of TD3, each on its own.
 
-A gradient step is read here and in `off_policy`, `targets`, `actor_critics`, `agents.actor`, `critics.base`,
-`critics.values`, `models.actor`, `models.encoders`, `models.network`, `ops.q_learning`, `updates.optimizer_step`,
-`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
+A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
+`models.actor`, `models.encoders`, `models.network`, `ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ and the value as a categorical distribution (C51, Bellemare et al. 2017) or as q
 Beyond it: implicit quantiles (IQN, Dabney et al. 2018, arXiv 1806.06923) and soft targets, munchausen (Vieillard et al.
 2020). For data of other policies: conservative_weight (CQL, Kumar et al. 2020).
 
-A gradient step is read here and in `off_policy`, `targets`, `agents.q`, `critics.values`, `models.q_network`,
+A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `updates.optimizer_step`,
 `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
 """

@@ -2,10 +2,10 @@
 
 https://arxiv.org/abs/2110.06169. No value of an action that is not in the data is ever asked for.
 
-A gradient step is read here and in `imitation`, `off_policy`, `targets`, `agents.policy`, `critics.base`,
-`critics.values`, `models.actor_critic`, `models.encoders`, `models.network`, `models.heads`,
-`distributions.categorical`, `ops.offline`, `ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`.
+A gradient step is read here and in `imitation`, `off_policy`, `agents.policy`, `critics.base`, `critics.values`,
+`models.actor_critic`, `models.encoders`, `models.network`, `models.heads`, `distributions.categorical`, `ops.offline`,
+`ops.q_learning`, `updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`,
+`replay.select` and `core.types`.
 """
 
 from __future__ import annotations

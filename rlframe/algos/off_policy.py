@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, observed
+from rlframe.algos.checks import check_learns, check_network, check_replay
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.replay_ratio import ReplayRatio
 from rlframe.algos.targets import TargetMoves, copy_statistics
@@ -35,7 +36,6 @@ from rlframe.replay.select import PRIORITY_EPSILON
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules
 
-_MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
 _MOST_OBSERVED, _OBSERVED_AT_ONCE = 100_000, 1_000  # rows of data for statistics: their means are within 0.3 % of a std
 
 
@@ -199,8 +199,13 @@ class OffPolicy(FromReplay):
         n_steps: int,
         config: Any,
     ) -> None:
-        """As FromReplay; `exploration`: sets the level by env_steps."""
+        """As FromReplay; `exploration`: sets the level by env_steps.
+
+        Raises:
+            ConfigError: the replay was made with other returns, or other priorities, than `config` says.
+        """
         super().__init__(agent, replay, n_steps, config)
+        check_replay(replay, config)
         self.exploration = exploration
         self.moves = TargetMoves(config.target_interval_steps, self.progress)
 
@@ -250,8 +255,13 @@ class QLearning(OffPolicy):
         config: Any,
         seed: int = 0,
     ) -> None:
-        """As OffPolicy; `seed`, the run's root seed, decides what updates draw."""
+        """As OffPolicy; `seed`, the run's root seed, decides what updates draw.
+
+        Raises:
+            ConfigError: the agent was made with another network than `config` says.
+        """
         super().__init__(agent, replay, exploration, n_steps, config)
+        check_network(agent, config)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers, for example
 
     def start_exploring(self) -> None:
@@ -331,26 +341,6 @@ def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredRepl
 def priorities(error: Tensor) -> Tensor:
     """Priorities [n] from absolute errors [n]; the lowest for rows whose error is NaN or Inf."""
     return error.nan_to_num(nan=0.0, posinf=0.0) + PRIORITY_EPSILON
-
-
-def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
-    """Raise ConfigError if a run of so many env_steps makes no update, or too many."""
-    if (n := c.replay_ratio / ratio.batch_size) > _MOST_UPDATES:
-        raise ConfigError(
-            f"algo.replay_ratio={c.replay_ratio:g} with algo.batch_size={c.batch_size} makes {n:,.0f} updates for each "
-            f"env_step, more than {_MOST_UPDATES:,}; use algo.replay_ratio={_MOST_UPDATES * ratio.batch_size} or less"
-        )
-    if not ratio.updates_until(n_steps):
-        rows = ratio.batch_size
-        most = n_steps - (every := math.ceil(min(rows / c.replay_ratio, 1e18)))
-        fewer = "raise algo.replay_ratio, or learn from fewer rows in an update"
-        remedy = f"use algo.learning_starts={most} or less" if most >= 0 else fewer
-        raise ConfigError(
-            f"nothing would be learned: with algo.replay_ratio={c.replay_ratio:g}, an update of {rows:,} rows "
-            f"(algo.batch_size={c.batch_size}) is due every {every:.7g} env_steps after "
-            f"algo.learning_starts={c.learning_starts}, and runner.n_steps={n_steps} are too few; {remedy}, or use a "
-            f"preset made for such a task (experiment=, see --list presets)"
-        )
 
 
 def weighted_mean(loss: Tensor, weight: Tensor) -> Tensor:

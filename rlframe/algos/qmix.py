@@ -5,8 +5,8 @@ https://arxiv.org/abs/1803.11485
 With mixer=sum, Value-Decomposition Networks (VDN, Sunehag et al. 2017, arXiv 1706.05296). The agents' networks are
 feed-forward; the papers' have memory. For the team's reward, the sum of its agents'.
 
-A gradient step is read here and in `off_policy`, `targets`, `agents.q`, `models.q_network`, `models.central`,
-`ops.q_learning`, `updates.optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
+A gradient step is read here and in `off_policy`, `agents.q`, `models.q_network`, `models.central`, `ops.q_learning`,
+`updates.optimizer_step`, `replay.buffer`, `replay.n_step` and `core.multi_agent`.
 """
 
 from __future__ import annotations

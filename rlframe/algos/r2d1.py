@@ -5,7 +5,7 @@ rows only to warm it up. Differences from the paper: sequences begin where the s
 of half a sequence is sampler.batch_T = half of burn_in + learn_T); they may reach over the end of an episode, where the
 state is reset and the rows that do not count are masked.
 
-A gradient step is read here and in `off_policy`, `targets`, `agents.q`, `critics.values`, `models.q_network`,
+A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.memory`, `ops.returns`, `models.encoders`, `models.network`, `ops.q_learning`,
 `updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select`
 and `core.types`.

@@ -4,8 +4,8 @@ https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algo
 (https://arxiv.org/abs/1812.05905), which learns the temperature and needs no network for the state's value. For
 Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
 
-A gradient step is read here and in `off_policy`, `targets`, `actor_critics`, `agents.actor`, `critics.base`,
-`critics.values`, `models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
+A gradient step is read here and in `off_policy`, `actor_critics`, `agents.actor`, `critics.base`, `critics.values`,
+`models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.q_learning`,
 `updates.optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and
 `core.types`.
 """

@@ -31,6 +31,11 @@ class Value(ABC):
     n_atoms: int
     n_cosines = 0  # by which the network is told at which fractions the numbers are quantiles; 0: it is not
 
+    def made_with(self) -> dict[str, Any]:
+        """Its settings by name; values with the same ones are equal."""
+        name = type(self).__name__.removesuffix("Value").lower()
+        return {"value": name} | {key: x for key, x in vars(self).items() if not torch.is_tensor(x)}
+
     @abstractmethod
     def q(self, values: Tensor) -> Tensor:
         """Q [...] from values [..., n_atoms]."""

@@ -51,6 +51,10 @@ class QModel(Model):
     def resample(self, generator: torch.Generator) -> None:
         """Draw new noise for noisy layers, if there are any."""
 
+    def made_with(self) -> dict[str, Any]:
+        """The settings of an algorithm's Config that decided its layers, by name."""
+        return {}
+
 
 class NoisyLinear(nn.Module):
     """y = (μ + σ⊙ε) x with factorised ε_ij = f(ε_i) f(ε_j), f(x) = sign(x) √|x| (Fortunato et al. 2018, eq. 9-11)."""
@@ -173,6 +177,9 @@ class QNetwork(QModel):
         self.value = Stream([*sizes, self.n_in_head], *layers) if dueling else None
         self.outputs = ActionOutputs(observation_space, action_space, config)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
+
+    def made_with(self) -> dict[str, Any]:
+        return {"dueling": self.value is not None}
 
     def initial_state(self, n: int) -> Tree:
         return self.trunk.initial_state(n)

@@ -65,6 +65,10 @@ class ReaderConfig(ABC, Generic[Batch]):
         """Time steps of each batch in which recorded rows are stored, for a sampler's of T; 0: they may be any."""
         return 0
 
+    def made_with(self) -> dict[str, Any]:
+        """Optional: the settings of an algorithm's Config that it follows, by name."""
+        return {}
+
     @abstractmethod
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Batch]:
         """The reader of a storage of batches of T time steps; `state` [B]: NumPy example of the agent's state."""
@@ -120,6 +124,10 @@ class ReplayBuffer(Generic[Batch]):
     @property
     def is_prioritized(self) -> bool:
         return isinstance(self.selector, Prioritized)
+
+    def made_with(self) -> dict[str, Any]:
+        """The settings of an algorithm's Config that decided what it holds, by name."""
+        return {"prioritized": self.is_prioritized, **self._readers[0].config.made_with()}
 
     def append(self, samples: Samples) -> None:
         """Copy a batch, overwriting the oldest rows of its stream.

@@ -93,6 +93,9 @@ class NStep(TransitionConfig):
         if not 0 <= self.discount <= 1 or not 1 <= self.n <= 255:
             raise ValueError(f"discount={self.discount} must be from 0 to 1, and n={self.n} from 1 to 255")
 
+    def made_with(self) -> dict[str, Any]:
+        return {"discount": self.discount, "n_step": self.n}
+
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Transitions]:
         return NStepReader(storage, self, T, prioritized)
 

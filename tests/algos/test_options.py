@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from gymnasium import spaces
 
 from rlframe import launch
 from rlframe.algos import ddpg, dqn, ppo, r2d1, sac, td3
+from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
 from rlframe.envs import debug_envs
+from rlframe.models import ModelConfig
+from rlframe.replay import InMemory
 from rlframe.replay.select import PRIORITY_EPSILON
 from tests.algos import test_ddpg, test_sac, test_td3
 from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
@@ -128,6 +132,26 @@ def test_new_rows_of_dqn_have_the_td_error_of_acting() -> None:
             error = samples.reward[t, b] + goes_on * q[t + 1, b].max() - q[t, b, action[t, b]]
             found = algo.replay.selector._tree.leaves[index[i] % algo.replay._readers[0].candidates.n_slots]
             assert found == pytest.approx(abs(float(error)) + PRIORITY_EPSILON, rel=1e-4)
+
+
+def test_a_network_or_replay_that_the_config_does_not_describe_is_refused() -> None:
+    def make(of_agent: dict[str, Any], of_replay: dict[str, Any], **given: Any) -> None:
+        small = {"replay": InMemory(size=100), **given}
+        first, second, config = (dqn.Config(**{**small, **each}) for each in (of_agent, of_replay, {}))
+        agent = first.make_agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), ModelConfig(hidden=(8,)), 0)
+        replay = second.make_replay(agent, spec := BatchSpec(4, 2))
+        dqn.DQN(agent, replay, config.make_exploration(spec, 100), 100, config)
+
+    make({}, {}, value="quantile", n_atoms=5, dueling=True, prioritized=True, n_step=3)
+    for of_agent, of_replay, said in (
+        ({"dueling": True}, {}, "the agent was made with dueling=True, and the algorithm with algo.dueling=False"),
+        ({"value": "quantile"}, {}, "made with value=quantile, and the algorithm with algo.value=expected; give both"),
+        ({}, {"discount": 0.9}, "the replay was made with discount=0.9, and the algorithm with algo.discount=0.99"),
+        ({}, {"n_step": 3}, "n_step=3, and the algorithm with algo.n_step=1; give both the same, as config"),
+        ({}, {"prioritized": True}, "made with prioritized=True, and the algorithm with algo.prioritized=False"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            make(of_agent, of_replay)
 
 
 REFUSED = {

@@ -189,7 +189,8 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
 def test_critics_without_targets_learn_from_their_own_values(is_discrete: bool) -> None:
     made = discrete() if is_discrete else continuous()
     critic = Critic(made.critic.networks, made.critic.value, Ensemble(has_target=False))
-    algo = sac.SAC(made.agent, critic, made.replay, made.exploration, 100, sac.Config(replay_ratio=2.0, batch_size=2))
+    config = sac.Config(replay_ratio=2.0, batch_size=2, discount=made.config.discount)
+    algo = sac.SAC(made.agent, critic, made.replay, made.exploration, 100, config)
     before = [x.detach().clone() for x in critic.learned]
     metrics = updated(algo, two_rows(is_discrete))
     assert math.isfinite(metrics["loss"])
