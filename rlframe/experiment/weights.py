@@ -104,6 +104,8 @@ def load_weights(agent: Agent, weights: Any, source: str) -> None:
         said = one_line(error, 400)
         added = "Unexpected key" in said and not ("Missing key" in said or "size mismatch" in said)
         remedy = "; parts that your own algorithm adds to its agent belong in make_agent of its Config" if added else ""
+        if "Missing key" in said:
+            remedy = '; if a script made the network, load it there: load_snapshot(RUN_DIR, key="agent")'
         raise ConfigError(f"{source} holds another network: {said}{remedy}") from None
     broken = [name for name, x in agent.named_parameters() if not x.isfinite().all()]
     broken += [name for name, x in agent.named_buffers() if x.isnan().any()]  # which may be infinite on purpose

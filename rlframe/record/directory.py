@@ -60,7 +60,8 @@ def add_config(path: Path, config: Mapping[str, Any]) -> None:
     check_config(config)
     params = read_json(path)
     if not params.get("config"):
-        replace_file(path, json.dumps({**params, "config": dict(config), "seed": config.get("seed")}, indent=2) + "\n")
+        of_run = {"config": dict(config), "seed": config.get("seed"), "code": own_code(config)}
+        replace_file(path, json.dumps({**params, **of_run}, indent=2) + "\n")
 
 
 def add_choices(path: Path, choices: Mapping[str, Any]) -> None:

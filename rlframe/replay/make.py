@@ -22,7 +22,7 @@ from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.memory import available_memory
 from rlframe.core.names import find_class
-from rlframe.core.parts import part
+from rlframe.core.parts import Part, part
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator
 from rlframe.core.spaces import FrameStack
@@ -232,15 +232,17 @@ def make_replay(
     reader: ReaderConfig[Batch],
     **others: Any,
 ) -> Replay[Batch]:
-    """A replay for the batches of a sampler, or this rank's part of one; `others` are those of `ReplaySpec`.
+    """A replay for the batches of a sampler, or this rank's part of one, as `config` or the name of a kind says.
+
+    `others` are those of `ReplaySpec`.
 
     Raises:
         ValueError: it does not fit into memory, size is too small for the batches, frames and reader, or an interval
             of sequences does not fit the batches.
         ConfigError: compress without lz4, or without stacks of frames; a class of your own that cannot be made.
     """
-    assert isinstance(config, ReplayConfig)  # the field's munger made it
-    return config.make(ReplaySpec(config.size, observation_space, action_space, batch_spec, reader, **others))
+    kind: ReplayConfig = Part(PACKAGE, config).make(config) if isinstance(config, str) else config
+    return kind.make(ReplaySpec(kind.size, observation_space, action_space, batch_spec, reader, **others))
 
 
 def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:

@@ -35,6 +35,7 @@ from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     TrainingLog,
     describe_resumed,
+    describe_saved,
     load_torch_rng,
     report,
     save_after_error,
@@ -321,7 +322,7 @@ class Runner(ABC):
 
     def _end_early(self, request: int) -> tuple[str, str]:
         """How and why; raises Interrupted after a signal."""
-        where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, snapshot written; resume= continues the run"
+        where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, {describe_saved()}"
         if request > 1 + OUT_OF_TIME:
             raise Interrupted(request - 1 - OUT_OF_TIME, f"stopped {where}")
         if request > _BY_CALLBACK:

@@ -220,7 +220,7 @@ class Callbacks:
         if before != now:
             raise ValueError(
                 f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]; "
-                f"give it the same; a run that a script composed continues in that script"
+                f"one of rlframe.train takes the same as callbacks=, and one that a script composed continues there"
             )
         for callback, each in zip(self.all, saved, strict=True):
             _call(callback, "load_state_dict", each["state"])

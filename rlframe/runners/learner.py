@@ -15,8 +15,9 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.saved import check_attributes
-from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.errors import ConfigError, ReadableError, qualified_name
 from rlframe.core.multi_agent import columns_of, joint_of
+from rlframe.core.objects import is_own
 from rlframe.core.types import Samples
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.record import current_run
@@ -61,6 +62,29 @@ class Learner:
     def of(self) -> str:
         """` of red`, for messages; empty for the only one."""
         return f" of {self.name}" if self.name else ""
+
+    def own_parts(self) -> dict[str, str]:
+        """The classes of its parts that are the user's, which a resumed run must have too."""
+        critic = vars(self.algo).get("critic")
+        parts = {
+            "agent": self.agent,
+            "model": vars(self.agent).get("_modules", {}).get("model"),
+            "algorithm": self.algo,
+            "replay": vars(self.algo).get("replay"),
+            "critic": getattr(critic, "networks", critic),
+        }
+        return {name: qualified_name(type(x)) for name, x in parts.items() if x is not None and is_own(x)}
+
+    def check_parts(self, saved: Mapping[str, str]) -> None:
+        """Raise ValueError if the parts of a saved state are of other classes."""
+        own = self.own_parts()
+        for name in {**saved, **own}:
+            before, now = (names.get(name, f"rlframe's own {name}") for names in (saved, own))
+            if before.rpartition(":")[2] != now.rpartition(":")[2]:  # a script is __main__, or has its name
+                raise ValueError(
+                    f"it was saved with {before} as {name}{self.of}, and this run has {now}; a run that a script "
+                    f"composed continues in that script"
+                )
 
     def receive(self, samples: Samples) -> None:
         """Let the algorithm receive a batch, with the rewards that it learns from."""
@@ -245,12 +269,13 @@ class Learners(dict[str, Learner]):
         found: dict[str, Any] = {}
         for each in self.values():
             own = {"agent": each.agent.state_dict(), "algo": each.algo.state_dict()}
-            found |= each.named({**own, "rewards": each.rewards.state_dict()})
+            found |= each.named({**own, "rewards": each.rewards.state_dict(), "parts": each.own_parts()})
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. Raises ValueError if a parameter in it is NaN or Inf."""
+        """Continue from a saved state. Raises ValueError if a parameter in it is NaN or Inf, or it has other parts."""
         for learner in self.values():
+            learner.check_parts(state[of_learner("parts", learner.name)])
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])

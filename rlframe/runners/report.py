@@ -351,6 +351,12 @@ def save_after_error(runner: Reporting, error: BaseException) -> None:
         ) from error
 
 
+def describe_saved() -> str:
+    """Whether a run that was stopped can continue."""
+    saved = current_run().newest_snapshot()
+    return "snapshot written; resume= continues the run" if saved else "no snapshot written"
+
+
 def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = ()) -> str:
     """What the log says.
 

@@ -165,7 +165,7 @@ def test_another_list_of_callbacks_does_not_fit_a_snapshot(tmp_path: Path) -> No
         made("minibatch_rl", False, []) as other,
         pytest.raises(
             SnapshotError,
-            match=f"saved with callbacks=.{HERE}:Counter., this run has ..; give it the same;",
+            match=f"saved with callbacks=.{HERE}:Counter., this run has ..; one of rlframe.train takes",
         ),
     ):
         other.resume(state)
