@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import threading
 import time
@@ -18,7 +19,7 @@ from rlframe.core.names import find_attribute
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
 from rlframe.envs.multi_agent import MultiAgentEnv
-from rlframe.evaluation.evaluator import BaseEvaluator, Stop, never
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Stop, never
 from rlframe.evaluation.policy import Policy
 from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 
@@ -69,13 +70,17 @@ class EvaluationFunction(BaseEvaluator):
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         """Raises:
-        EvaluationError: the function raised, or did not return numbers by name.
+        EvaluationError: the function raised, called sys.exit, or did not return numbers by name.
+        EvaluationStopped: it asked the policy for an action after `stop` became true.
         """
         name = getattr(self._function, "__name__", "eval.function")
-        policy = policy_of(self._agent, self._spaces, self._env.policies)
+        policy: Any = policy_of(self._agent, self._spaces, self._env.policies)
+        policy.act = _unless(stop, policy.act)
         try:
             found = self._function(policy, self._make_env)
-        except Exception as error:
+        except EvaluationStopped:
+            raise
+        except (Exception, SystemExit) as error:
             raise EvaluationError(f"eval.function {name} failed: {type(error).__name__}: {error}") from error
         return self._checked(found, name)
 
@@ -91,8 +96,8 @@ class EvaluationFunction(BaseEvaluator):
         wrong = next((metric for metric in metrics if not _METRIC.fullmatch(metric) or metric in _OWN), "")
         if wrong:
             raise EvaluationError(f"eval.function {name} returned {wrong!r}, which cannot be the name of a metric")
-        if "return_mean" not in metrics:
-            warn_once(f"eval.function {name} returns no return_mean, by which agents are compared")
+        if not math.isfinite(metrics.get("return_mean", math.nan)):
+            warn_once(f"eval.function {name} returns no finite return_mean, by which agents are compared")
         return {f"eval/{metric}": value for metric, value in metrics.items()}
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
@@ -101,6 +106,17 @@ class EvaluationFunction(BaseEvaluator):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _unless(stop: Stop, act: Callable[..., Any]) -> Callable[..., Any]:
+    """The function `act`, until `stop` is true."""
+
+    def acting(*given: Any, **by_name: Any) -> Any:
+        if stop():
+            raise EvaluationStopped
+        return act(*given, **by_name)
+
+    return acting
 
 
 def _beat(heartbeat: np.ndarray) -> None:

@@ -113,7 +113,9 @@ class BackgroundProcess(Service):
             raise ConfigError("this process already belongs to a sampler; make one BackgroundProcess for each")
         self._task = (agent, device, memory)
         with self._replacing():
-            self._send_task()
+            self.child.send(self._acts_with())
+            self._send_memory()
+            self.backend = self.child.receive(self.supervision.timeout_s)
 
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[None]:
@@ -125,26 +127,28 @@ class BackgroundProcess(Service):
 
     def launch(self) -> ChildProcess:
         seed = seed_int(self.seed, Role.RESTART, n) if (n := self.restarts.n) else self.seed
-        arguments = (self.place, self.config, self.env, seed, self.worker_cpus, self.n_threads)
+        arguments = (self.place, self.config, self.env, seed, self.worker_cpus, self.n_threads, self._acts_with())
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
         preload = ("rlframe.samplers.background", *preload)
         return ChildProcess(self.name, background_main, arguments, self.cpus, self.supervision.start_method, preload)
 
     def make_ready(self) -> None:
-        self.observation_space, self.action_space, self.backend = self.child.receive(self.supervision.timeout_s)
-        self._send_task()
+        """Wait for the environments of a process that has no task yet."""
+        if self._task is None:
+            self.observation_space, self.action_space, self.backend = self.child.receive(self.supervision.timeout_s)
+        else:
+            self._send_memory()
 
     def renew(self) -> str:
         return "restarted with fresh seeds"
 
-    def _send_task(self) -> None:
-        """Send the task, if there is one yet, to a process whose spaces have been received."""
-        if self._task is not None:
-            agent, device, memory = self._task
-            self.child.send((copy.deepcopy(agent).to("cpu"), device))
-            for shared in memory:
-                self.child.send_memory(shared)
-            self.backend = self.child.receive(self.supervision.timeout_s)
+    def _acts_with(self) -> tuple[Agent, str] | None:
+        """The agent as it is now, and its device; None before there is a task."""
+        return None if self._task is None else (copy.deepcopy(self._task[0]).to("cpu"), self._task[1])
+
+    def _send_memory(self) -> None:
+        for shared in self._task[2] if self._task is not None else ():
+            self.child.send_memory(shared)
 
     def stop(self) -> None:
         """Ask the process to end, without waiting for it."""
@@ -319,21 +323,29 @@ def background_main(parent: ParentLink, place: tuple[int, int], *work: Any) -> N
 
 
 def _serve(
-    parent: ParentLink, config: Any, env: EnvConfig, seed: int, worker_cpus: Sequence[Sequence[int]], n_threads: int
+    parent: ParentLink,
+    config: Any,
+    env: EnvConfig,
+    seed: int,
+    worker_cpus: Sequence[Sequence[int]],
+    n_threads: int,
+    acts_with: tuple[Agent, str] | None,
 ) -> None:
     retain_freed_memory()
     signal.signal(signal.SIGUSR2, _exit)
     envs = config.make_envs(env, seed, worker_cpus)
     try:
         torch.set_num_threads(n_threads if has_images(envs.observation_space) else 1)
-        parent.send((envs.observation_space, envs.action_space, envs.backend))
-        agent, device = parent.receive()
+        if acts_with is None:  # else it replaces another, and nobody waits for it
+            parent.send((envs.observation_space, envs.action_space, envs.backend))
+        agent, device = acts_with or parent.receive()
         slots, shared_parameters = parent.receive_memory().tree, parent.receive_memory().tree
         agent.to(torch.device(device))
         sampler: Sampler = config.make_sampler(envs, agent, seed)
         config.follow_episodes(sampler)
         filler = _SlotFiller(parent, sampler, agent, shared_parameters)
-        parent.send(sampler.backend)
+        if acts_with is None:
+            parent.send(sampler.backend)
         fill = fill_handler(slots, filler.fill)
 
         def handle(command: int, argument: int) -> None:

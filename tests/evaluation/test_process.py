@@ -18,7 +18,7 @@ from rlframe.agents import Agent
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.envs.debug_envs import TimeLimit
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.evaluation.evaluator import BaseEvaluator, Result
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result
 from rlframe.evaluation.function import EvaluationError, EvaluationFunction
 from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.system.service import Supervision, WorkersFailed
@@ -220,6 +220,18 @@ def test_a_function_of_the_users_gives_the_same_metrics_in_either_process() -> N
     assert here["eval/n"] >= 8
     with started(function_of, agent) as there:
         assert result(there, 0) == {**here, "eval/restarts": 0}
+
+
+def test_a_function_of_the_users_is_stopped_where_it_asks_for_an_action() -> None:
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(0)
+        return len(asked) == 3
+
+    with pytest.raises(EvaluationStopped):
+        function_of(cartpole_agent()).evaluate(0, stop)
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("found", [None, {"n": "many"}, 3, {"a b": 1}, {"restarts": 1}])

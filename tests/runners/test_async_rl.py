@@ -33,7 +33,7 @@ from rlframe.system.service import Supervision
 from rlframe.updates.progress import Progress
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.samplers import faulty
-from tests.samplers.faulty import Coded, Fault
+from tests.samplers.faulty import Coded, Fault, HangsAfter
 from tests.tables import read_csv
 
 SLOW = pytest.mark.slow
@@ -269,8 +269,11 @@ def test_an_error_in_an_environment_ends_the_run_after_a_snapshot(tmp_path: Path
         assert (state["agent"][name] == value).all()
 
 
-def test_a_stop_does_not_wait_for_a_batch_that_does_not_come(tmp_path: Path) -> None:
-    env = EnvConfig(Coded, {"faults": (Fault(faulty.hang_in_python, at=30),)}, "python")
+@pytest.mark.parametrize("of_the_next_process", [False, True])
+def test_a_stop_does_not_wait_for_a_batch_that_does_not_come(of_the_next_process: bool, tmp_path: Path) -> None:
+    path = str(tmp_path / "died")
+    what = Fault(faulty.kill, at=30, path=path) if of_the_next_process else Fault(faulty.hang_in_python, at=30)
+    env = EnvConfig(HangsAfter, {"faults": (what,), "path": f"{path}.0"}, "python")
     with logger_context(tmp_path, console=False) as run, runner_for(a2c.Config(), env, 10_000) as runner:
         waited, waits = runner.sampler.wait, []
 
@@ -283,7 +286,7 @@ def test_a_stop_does_not_wait_for_a_batch_that_does_not_come(tmp_path: Path) -> 
         runner.sampler.wait = stop_at_last  # type: ignore[method-assign]
         with pytest.raises(Interrupted, match="snapshot written"):
             runner.train()
-        assert runner.sampler.counters()["sampler/restarts"] == 0
+        assert runner.sampler.counters()["sampler/restarts"] == of_the_next_process
     assert 0 < load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == runner.env_steps < 140
 
 

@@ -185,6 +185,15 @@ class Coded(gymnasium.Env):
         return observation, reward, over and ends, over and not ends, {"episode": self.episode}
 
 
+class HangsAfter(Coded):
+    """Once a file exists, no more of it are made."""
+
+    def __init__(self, path: str = "", faults: tuple[Fault, ...] = ()) -> None:
+        if os.path.exists(path):
+            hang_in_python()
+        super().__init__(faults=faults)
+
+
 def length_of(length: int, episode: int) -> int:
     """The number of steps of an episode of Coded."""
     return length + episode % 3
