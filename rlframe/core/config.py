@@ -13,7 +13,7 @@ import chz
 from chz.factories import MetaFactory, MetaFromString
 from chz.tiepin import CastError, _simplistic_try_cast
 
-from rlframe.core.errors import ConfigError, shortened
+from rlframe.core.errors import ConfigError, qualified_name, shortened
 
 
 class plain_value(MetaFactory):
@@ -225,7 +225,8 @@ def option(default: Any, doc: str) -> Any:
     def check(config: Any, name: str) -> None:
         value, field = getattr(config, name), chz.chz_fields(config)[name.removeprefix("X_")]
         if field.final_type is str and not isinstance(value, str):
-            raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be text: {doc}")
+            by_name = f' such as "{qualified_name(value)}"' if isinstance(value, type) else ""
+            raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be text{by_name}: {doc}")
 
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 

@@ -90,10 +90,10 @@ class Schedules:
         return {name: each(env_steps) for name, each in self.curves.items()}
 
     def check(self, n_steps: int) -> None:
-        """Warn if a run is longer than these schedules."""
-        if self.curves and self.n_steps < n_steps:
-            names, end = ", ".join(self.curves), f"{self.n_steps:,.0f} of the run's {n_steps:,} env_steps"
-            _logger.warning(f"schedules of {names} end after {end}: make the algorithm with n_steps={n_steps}")
+        """Warn if a run is longer or shorter than these schedules."""
+        if self.curves and self.n_steps != n_steps:
+            names, end = ", ".join(self.curves), f"{self.n_steps:,.0f} env_steps, and the run has {n_steps:,}"
+            _logger.warning(f"schedules of {names} go over {end}: make the algorithm with n_steps={n_steps}")
 
     def of(self, name: str) -> Curve:
         """A field of the config by env_steps, constant if it has no schedule. Raises ConfigError if it has none."""

@@ -112,6 +112,8 @@ def test_objects_where_a_setting_is_text_are_refused(parts: Parts) -> None:
         ModelConfig(activation=nn.ReLU)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model\.encoder=Identity\(\) must be text: auto .* module:Class"):
         ModelConfig(encoder=nn.Identity())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r'must be text such as "torch.nn.modules.linear:Identity": auto'):
+        ModelConfig(encoder=nn.Identity)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"sampler\.batch_T=0 must be"):
         SerialSampler(parts.envs, parts.agent, batch_T=0)
 

@@ -69,11 +69,11 @@ def test_an_evaluator_of_another_agent_is_told_as_it_may_have_averaged_weights(c
         assert "the evaluator plays another agent than the Learner has" in caplog.text
 
 
-@pytest.mark.parametrize(("n_steps", "warns"), [(64, True), (128, False)])
-def test_schedules_that_end_before_the_run_are_told(n_steps, warns, caplog):
+@pytest.mark.parametrize(("n_steps", "warns"), [(64, True), (128, False), (1_280, True)])
+def test_schedules_over_another_number_of_steps_than_the_run_s_are_told(n_steps, warns, caplog):
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"), n_steps)
     MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=128))
-    line = "schedules of learning_rate end after 64 of the run's 128 env_steps: make the algorithm with n_steps=128"
+    line = f"of learning_rate go over {n_steps:,} env_steps, and the run has 128: make the algorithm with n_steps=128"
     assert (line in caplog.text) == warns
     sampler.close()
 
