@@ -9,6 +9,7 @@ from typing import Any
 from rlframe.agents import QAgent
 from rlframe.algos.replay_ratio import ReplayRatio
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import is_own
 from rlframe.critics import Value
 from rlframe.replay import Replay
 
@@ -36,13 +37,15 @@ def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
 
 
 def check_replay(replay: Replay, config: Any) -> None:
-    """Raise ConfigError if a replay that was handed in is not the one that the config describes."""
-    made = replay.made_with() if hasattr(replay, "made_with") else {}
+    """Raise ConfigError if a replay that was handed in is not the one that the config, one of rlframe's, describes."""
+    made = {} if is_own(config) or not hasattr(replay, "made_with") else replay.made_with()
     _check_same("replay", made, {name: getattr(config, name, False) for name in made}, "config.make_replay")
 
 
 def check_network(agent: QAgent, config: Any) -> None:
-    """Raise ConfigError if an agent that was handed in has not the network that the config describes."""
+    """Raise ConfigError if an agent that was handed in has not the network that a config of rlframe's describes."""
+    if is_own(config):
+        return
     kind: Value = config.kind() if hasattr(config, "kind") else agent.kind
     own = agent.model.made_with()
     given = {name: getattr(config, name) for name in own}

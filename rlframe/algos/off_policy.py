@@ -202,7 +202,7 @@ class OffPolicy(FromReplay):
         """As FromReplay; `exploration`: sets the level by env_steps.
 
         Raises:
-            ConfigError: the replay was made with other returns, or other priorities, than `config` says.
+            ConfigError: the replay has another discount or n_step, or is prioritized, other than `config` says.
         """
         super().__init__(agent, replay, n_steps, config)
         check_replay(replay, config)

@@ -34,7 +34,7 @@ class Value(ABC):
     def made_with(self) -> dict[str, Any]:
         """Its settings by name; values with the same ones are equal."""
         name = type(self).__name__.removesuffix("Value").lower()
-        return {"value": name} | {key: x for key, x in vars(self).items() if not torch.is_tensor(x)}
+        return {"value": name} | {key: x for key, x in vars(self).items() if isinstance(x, int | float)}
 
     @abstractmethod
     def q(self, values: Tensor) -> Tensor:

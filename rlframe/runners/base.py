@@ -322,7 +322,7 @@ class Runner(ABC):
 
     def _end_early(self, request: int) -> tuple[str, str]:
         """How and why; raises Interrupted after a signal."""
-        where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, {describe_saved()}"
+        where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, {describe_saved(self.step)}"
         if request > 1 + OUT_OF_TIME:
             raise Interrupted(request - 1 - OUT_OF_TIME, f"stopped {where}")
         if request > _BY_CALLBACK:

@@ -73,7 +73,8 @@ class Learner:
             "replay": vars(self.algo).get("replay"),
             "critic": getattr(critic, "networks", critic),
         }
-        return {name: qualified_name(type(x)) for name, x in parts.items() if x is not None and is_own(x)}
+        names = {name: qualified_name(type(x)) for name, x in parts.items() if x is not None and is_own(x)}
+        return {name: text for name, text in names.items() if not text.startswith("torch.")}
 
     def check_parts(self, saved: Mapping[str, str]) -> None:
         """Raise ValueError if the parts of a saved state are of other classes."""
@@ -275,7 +276,8 @@ class Learners(dict[str, Learner]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. Raises ValueError if a parameter in it is NaN or Inf, or it has other parts."""
         for learner in self.values():
-            learner.check_parts(state[of_learner("parts", learner.name)])
+            if (saved := state.get(of_learner("parts", learner.name))) is not None:
+                learner.check_parts(saved)
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])

@@ -26,7 +26,7 @@ from rlframe.evaluation.report import metric_of, summarize
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
-from rlframe.record.rank_state import RankEntry, write_rank_state
+from rlframe.record.rank_state import RankEntry, env_steps_of, write_rank_state
 from rlframe.runners.callbacks import Training
 from rlframe.runners.config import Clock
 from rlframe.runners.stop_rule import StopRule
@@ -351,10 +351,12 @@ def save_after_error(runner: Reporting, error: BaseException) -> None:
         ) from error
 
 
-def describe_saved() -> str:
-    """Whether a run that was stopped can continue."""
-    saved = current_run().newest_snapshot()
-    return "snapshot written; resume= continues the run" if saved else "no snapshot written"
+def describe_saved(step: int) -> str:
+    """Whether a run that was stopped at `step` can continue."""
+    newest = current_run().newest_snapshot()
+    if newest and (last := env_steps_of(Path(newest))) < step:
+        return f"no snapshot written; the last is of env_steps {last:,}"
+    return "snapshot written; resume= continues the run" if newest else "no snapshot written"
 
 
 def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = ()) -> str:

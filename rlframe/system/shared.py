@@ -1,6 +1,7 @@
 """Memory shared between processes: trees of arrays, versioned parameters, and a wake-up semaphore."""
 
 import contextlib
+import errno
 import mmap
 import os
 import secrets
@@ -96,9 +97,11 @@ def share_zeros(example: Tree, label: str) -> Shared:
     fd = os.memfd_create(f"rlframe-{label}") if hasattr(os, "memfd_create") else _file()
     try:
         os.ftruncate(fd, n_bytes)
-    except OSError as error:  # memory of a file counts in ulimit -f
+    except BaseException as error:
         os.close(fd)
-        raise ConfigError(f"{label} needs {n_bytes:,} bytes of shared memory: {error}; raise ulimit -f") from error
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise ConfigError(f"{label} needs {n_bytes:,} bytes of shared memory; raise ulimit -f") from error
+        raise
     return Shared(fd, layout, n_bytes)  # owns fd, even if its constructor fails
 
 

@@ -7,18 +7,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+import chz
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 from rlframe import launch
+from rlframe.agents import make_q_agent
 from rlframe.algos import ddpg, dqn, ppo, r2d1, sac, td3
+from rlframe.algos.off_policy import replay_of
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
 from rlframe.envs import debug_envs
 from rlframe.models import ModelConfig
-from rlframe.replay import InMemory
+from rlframe.replay import InMemory, NStep
 from rlframe.replay.select import PRIORITY_EPSILON
 from tests.algos import test_ddpg, test_sac, test_td3
 from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
@@ -134,6 +137,15 @@ def test_new_rows_of_dqn_have_the_td_error_of_acting() -> None:
             assert found == pytest.approx(abs(float(error)) + PRIORITY_EPSILON, rel=1e-4)
 
 
+@chz.chz
+class FiveSteps(dqn.Config):
+    def make_replay(self, agent: Any, batch_spec: BatchSpec, seed: int = 0) -> Any:
+        return replay_of(self, agent, batch_spec, seed, NStep(self.discount, 5))
+
+    def make_agent(self, observation_space: Any, action_space: Any, model: Any = None, seed: int = 0) -> Any:
+        return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, dueling=True)
+
+
 def test_a_network_or_replay_that_the_config_does_not_describe_is_refused() -> None:
     def make(of_agent: dict[str, Any], of_replay: dict[str, Any], **given: Any) -> None:
         small = {"replay": InMemory(size=100), **given}
@@ -143,6 +155,9 @@ def test_a_network_or_replay_that_the_config_does_not_describe_is_refused() -> N
         dqn.DQN(agent, replay, config.make_exploration(spec, 100), 100, config)
 
     make({}, {}, value="quantile", n_atoms=5, dueling=True, prioritized=True, n_step=3)
+    own = FiveSteps(replay=InMemory(size=100))  # whose parts are its own matter
+    agent = own.make_agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), ModelConfig(hidden=(8,)), 0)
+    assert own.make_algorithm(agent, BatchSpec(4, 2), 100).replay.made_with()["n_step"] == 5
     for of_agent, of_replay, said in (
         ({"dueling": True}, {}, "the agent was made with dueling=True, and the algorithm with algo.dueling=False"),
         ({"value": "quantile"}, {}, "made with value=quantile, and the algorithm with algo.value=expected; give both"),

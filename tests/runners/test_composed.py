@@ -84,6 +84,35 @@ def test_a_replay_of_the_script_s_own_is_resumed_in_the_script_alone(tmp_path: P
     with composed(relabels=True) as again:
         again.load_state_dict(state)
         assert again.env_steps == runner.env_steps
+    state.pop("parts")  # as in a snapshot of an earlier version
+    with composed() as unchecked:
+        unchecked.load_state_dict(state)
+
+
+def stop_at_an_update(runner: MinibatchRl) -> None:
+    update = runner.algo.update
+
+    def stopped() -> Any:
+        if not runner.stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update()
+
+    runner.algo.update = stopped  # type: ignore[method-assign]
+
+
+def test_a_stop_says_whether_its_snapshot_is_written(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run, composed() as runner:
+        runner.train()
+    with logger_context(run.directory, resume=True, console=False, snapshot_mode="none"), composed() as again:
+        again.resume(load_snapshot(run.directory)[0])
+        again.n_steps = 1_000
+        stop_at_an_update(again)
+        with pytest.raises(Interrupted, match=r"no snapshot written; the last is of env_steps \d+$"):
+            again.train()
+    with composed() as unrecorded:
+        stop_at_an_update(unrecorded)
+        with pytest.raises(Interrupted, match=r"of 64, no snapshot written$"):
+            unrecorded.train()
 
 
 def test_code_of_an_environment_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,20 +125,6 @@ def test_code_of_an_environment_is_recorded(tmp_path: Path, monkeypatch: pytest.
     code = json.loads((run.directory / "params.json").read_text())["code"]
     assert code == {"mine_of_a_script": source_digest("mine_of_a_script")}
     assert all(code.values())
-
-
-def test_a_stop_says_that_nothing_was_saved_where_nothing_is_recorded() -> None:
-    with composed() as runner:
-        update = runner.algo.update
-
-        def stopped() -> Any:
-            if not runner.stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return update()
-
-        runner.algo.update = stopped  # type: ignore[method-assign]
-        with pytest.raises(Interrupted, match="of 64, no snapshot written"):
-            runner.train()
 
 
 def test_a_replay_is_made_by_the_name_of_its_kind() -> None:

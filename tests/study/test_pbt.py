@@ -230,7 +230,7 @@ def test_a_journal_whose_last_line_was_cut_decides_the_same_again(tmp_path: Path
 
 
 @pytest.mark.parametrize(("at", "end"), [(104, 200), (149, 200), (198, 300), (390, 400)])
-def test_no_interval_is_a_rest_of_the_one_before(at: int, end: int, tmp_path: Path) -> None:
+def test_no_interval_but_the_last_is_a_rest_of_the_one_before(at: int, end: int, tmp_path: Path) -> None:
     study = Study(tmp_path / "study", plan_of(2, n_steps=400, quantile=0.5))
     for run in study.runs:
         save_snapshot(run.directory / "snapshot", {"place": np.full(2, START)}, {"env_steps": at})

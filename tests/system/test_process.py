@@ -329,7 +329,7 @@ def test_memory_beyond_a_limit_of_the_shell_is_an_error_with_the_remedy() -> Non
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
     try:
-        with pytest.raises(ConfigError, match=r"numbers needs 4,096 bytes .* File too large; raise ulimit -f"):
+        with pytest.raises(ConfigError, match=r"numbers needs 4,096 bytes of shared memory; raise ulimit -f"):
             share_zeros(TREE, "numbers")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
