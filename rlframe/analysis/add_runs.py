@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -190,7 +191,12 @@ def _rows(path: Path, run: Mapping[str, np.ndarray], names: Sequence[str]) -> li
     if missing := [name for name in names if name not in run]:
         raise ConfigError(f"{path} has no {missing[0]}, a column of the result file")
     table = np.stack([run[name] for name in names], axis=1)
-    usable = np.isfinite(table[:, [name not in CLOCKS for name in names]]).any(axis=1)
+    usable = np.atleast_1d(np.isfinite(table[:, [name not in CLOCKS for name in names]]).any(axis=1))
+    if usable.any() and not usable[-1]:
+        last = run["env_steps" if "env_steps" in run else names[0]]
+        metrics = ", ".join(name for name in names if name not in CLOCKS)
+        ends = f"ends at {last[usable][-1]:,.0f} of {last[-1]:,.0f} steps"
+        print(f"{path}: its curve {ends}: the rows after it have no finite {metrics}", file=sys.stderr)
     return [tuple(map(_cell, names, row)) for row in table[usable]]
 
 

@@ -1,6 +1,7 @@
 """Markdown tables of result files: what each reached, when, and algorithms over several tasks; with 95 % intervals."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -23,6 +24,7 @@ from rlframe.core.errors import ConfigError, pluralize
 Statistic = Callable[..., np.ndarray]
 
 _FEWEST = 3  # seeds, of fewer of which an interval would be their range
+_TOGETHER = 0.9  # ends of runs, as a fraction of the longest
 
 
 def number(x: float) -> str:
@@ -69,12 +71,22 @@ def results_table(
     rows = []
     for path in files:
         found = read_results(path)
+        _tell_ends(found, metric)
         at_marks = [estimate(mean, [found.at(metric, mark)]) for mark in marks]
         ends = [estimate(statistic, [found.final(metric)]) for statistic in (mean, iqm)]
         claims = [claim(found, metric, each, within) for each in bounds]
         name = f"{path.resolve().parent.name}/{path.stem}"
         rows.append([name, str(len(found.rows)), *claims, *at_marks, *ends])
     return markdown(head, rows)
+
+
+def _tell_ends(results: Results, metric: str) -> None:
+    """Say so if seeds that count where they end do not end together."""
+    ends = [results.curve(seed, metric)[0][-1] for seed in results.rows]
+    if min(ends) < _TOGETHER * max(ends):
+        where = f"{short(min(ends))} to {short(max(ends))} {results.clock()}"
+        told = f"seeds end at {where}, and each counts where it ends; at= compares at one"
+        print(f"{results.path}: {told}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,8 @@ class Comparison:
         first, last = max(x[0] for task in runs for x, _ in task), min(x[-1] for task in runs for x, _ in task)
         if first >= last:
             raise ConfigError(f"the runs of {name} share no range of {clock}; compare them without out=")
+        if last < _TOGETHER * max(x[-1] for task in runs for x, _ in task):
+            print(f"{name}: curves are cut at {clock} {last:,.0f}, where its shortest run ends", file=sys.stderr)
         x = np.linspace(first, last, 100)
         values = [np.stack([np.interp(x, *run) for run in task], axis=-1) for task in runs]
         return x, [(y - low) / (high - low) for y, low, high in zip(values, self.low, self.high, strict=True)]
@@ -151,7 +165,9 @@ def aggregates_table(comparison: Comparison, step: float = math.nan) -> str:
     gap = {"optimality gap": optimality_gap} if comparison.normalized else {}
     statistics: dict[str, Statistic] = {"mean": mean, "median": median, "IQM": iqm, **gap}
     rows = []
-    for name in comparison.files:
+    for name, files in comparison.files.items():
+        for each in files if math.isnan(step) else ():
+            _tell_ends(each, comparison.metric)
         scores = comparison.scores(name, step)
         counts = [len(task) for task in scores]
         seeds = str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))

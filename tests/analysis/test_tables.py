@@ -45,6 +45,22 @@ def test_a_table_has_marks_the_end_and_when_a_bound_was_reached(
     ]
 
 
+def test_seeds_that_do_not_end_together_are_told_where_ends_are_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(folder / "t/b_one.csv", "a") as file:
+        file.write("2,1000,3\n")
+    told = "t/b_one.csv: seeds end at 1k to 2k env_steps, and each counts where it ends; at= compares at one\n"
+    for words, says in (
+        (["table", "t/b_one.csv"], told),
+        (["compare", "b=t/b_one.csv"], told),
+        (["compare", "b=t/b_one.csv", "at=1k"], ""),
+        (["table", "t/a_one.csv"], ""),
+    ):
+        assert main(words) == 0
+        assert capsys.readouterr().err == says
+
+
 def test_an_interval_needs_three_seeds_of_each_task() -> None:
     two, three = np.array([4.0, 8.0]), np.array([4.0, 4.0, 4.0])
     assert estimate(mean, [three]) == "4.00 [4.00, 4.00]"
