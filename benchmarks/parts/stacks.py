@@ -34,7 +34,7 @@ PARTS: Sequence[Part] = (
     Part("logging", "rlframe/runners/base.py", ("report", "record_episodes")),
     Part("replay: writing", "rlframe/replay/buffer.py", ("append",)),
     Part("replay: sampling", "rlframe/replay/"),
-    Part("target updates", "rlframe/algos/off_policy.py", ("soft_update", "copy_into")),
+    Part("target updates", "rlframe/algos/targets.py", ("soft_update", "copy_into")),
     Part("updates, compiled", "rlframe/updates/compiled.py", ("_run",)),
     Part("compiling updates", "rlframe/updates/compiled.py", ("compile_update",)),
     Part("optimizer", "torch/optim/"),
