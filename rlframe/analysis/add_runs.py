@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +192,13 @@ def _rows(path: Path, run: Mapping[str, np.ndarray], names: Sequence[str]) -> li
     if missing := [name for name in names if name not in run]:
         raise ConfigError(f"{path} has no {missing[0]}, a column of the result file")
     table = np.stack([run[name] for name in names], axis=1)
-    usable = np.atleast_1d(np.isfinite(table[:, [name not in CLOCKS for name in names]]).any(axis=1))
-    if usable.any() and not usable[-1]:
-        last = run["env_steps" if "env_steps" in run else names[0]]
-        metrics = ", ".join(name for name in names if name not in CLOCKS)
-        ends = f"ends at {last[usable][-1]:,.0f} of {last[-1]:,.0f} steps"
-        print(f"{path}: its curve {ends}: the rows after it have no finite {metrics}", file=sys.stderr)
-    return [tuple(map(_cell, names, row)) for row in table[usable]]
+    metrics = [name not in CLOCKS for name in names]
+    kept = np.flatnonzero(np.isfinite(table[:, metrics]).any(axis=1))
+    if len(kept) and kept[-1] < len(table) - 1:
+        clock = run["env_steps" if "env_steps" in run else names[0]]
+        ends = f"its curve ends at {clock[kept[-1]]:,.0f} of {clock[-1]:,.0f} steps"
+        print(f"{path}: {ends}: later rows have no finite {', '.join(compress(names, metrics))}", file=sys.stderr)
+    return [tuple(map(_cell, names, row)) for row in table[kept]]
 
 
 def _cell(name: str, x: float) -> str:

@@ -65,12 +65,12 @@ class Learner:
 
     def own_parts(self) -> dict[str, str]:
         """The classes of its parts that are the user's, which a resumed run must have too."""
-        critic = vars(self.algo).get("critic")
+        critic = getattr(self.algo, "critic", None)
         parts = {
             "agent": self.agent,
-            "model": vars(self.agent).get("_modules", {}).get("model"),
+            "model": getattr(self.agent, "model", None),
             "algorithm": self.algo,
-            "replay": vars(self.algo).get("replay"),
+            "replay": getattr(self.algo, "replay", None),
             "critic": getattr(critic, "networks", critic),
         }
         names = {name: qualified_name(type(x)) for name, x in parts.items() if x is not None and is_own(x)}

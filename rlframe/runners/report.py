@@ -355,7 +355,7 @@ def describe_saved(step: int) -> str:
     """Whether a run that was stopped at `step` can continue."""
     newest = current_run().newest_snapshot()
     if newest and (last := env_steps_of(Path(newest))) < step:
-        return f"no snapshot written; the last is of env_steps {last:,}"
+        return f"no snapshot written; the last is of step {last:,}"
     return "snapshot written; resume= continues the run" if newest else "no snapshot written"
 
 

@@ -113,9 +113,9 @@ class SourceAhead(Source, ABC):
         """Batches that are ready: if there are any, `collect` does not wait."""
 
     def wait(self) -> bool:
-        """Optional: wait a moment for a batch; returns whether there is one, or else whether `collect` shall wait.
+        """Optional: wait a moment for a batch, and return False if there is none yet; the last one may be overwritten.
 
-        A run can be stopped after each call, but not during `collect`. The last batch may be overwritten.
+        It is called until it returns True, then `collect`. A run can be stopped between calls, not during one.
         """
         return True
 

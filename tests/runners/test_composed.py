@@ -107,7 +107,7 @@ def test_a_stop_says_whether_its_snapshot_is_written(tmp_path: Path) -> None:
         again.resume(load_snapshot(run.directory)[0])
         again.n_steps = 1_000
         stop_at_an_update(again)
-        with pytest.raises(Interrupted, match=r"no snapshot written; the last is of env_steps \d+$"):
+        with pytest.raises(Interrupted, match=r"no snapshot written; the last is of step \d+$"):
             again.train()
     with composed() as unrecorded:
         stop_at_an_update(unrecorded)
