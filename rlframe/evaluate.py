@@ -248,8 +248,11 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
 
 def _logged_return(trained: Trained) -> float:
     """The mean return that the run logged when it wrote the snapshot. Raises ConfigError if it has none."""
-    if function := trained.experiment.eval.function:
-        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.function={function}")
+    config = trained.experiment.eval
+    if config.plays_no_episodes:
+        by = config.function or f"[{','.join(config.opponents or config.estimate)}]"
+        key = "function" if config.function else "opponents" if config.opponents else "estimate"
+        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.{key}={by:.100}")
     return report.logged_return(params_of(trained.snapshot).with_name(_LOG), trained.step)
 
 
@@ -290,7 +293,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
         share, played = math.ceil(config.env_steps / config.n_envs), sum(episode.length for episode in episodes)
         print(
             f"steps={config.env_steps:,}: each of {config.n_envs} environments started another episode until it had "
-            f"played {share:,}, and each episode was played to its end and counts: {played:,} env_steps"
+            f"played {share:,}, and each episode that it began counts: {played:,} env_steps"
         )
     print(found.lines())
     if replay:

@@ -87,6 +87,12 @@ env=PongNoFrameskip-v4 -> gives raw frames, 210x160 pixels in colour; use env=AL
 env=ale_py:PongNoFrameskip-v4 -> gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5
 env=CartPole-v1 model.distribution=gaussian -> model.distribution is for Box actions
 snapshot_gap=100 -> snapshot_mode=gap and snapshot_gap=N env_steps need each other
+eval.env_steps=200 eval.n_episodes=0 -> eval.env_steps=200 plays episodes, and eval.n_episodes=0 none
+eval.function=os.path:join runner=minibatch_rl -> eval.function=os.path:join would do nothing: runner=minibatch_rl
+eval.opponents=[random] eval.n_episodes=0 -> eval.opponents=[random] would do nothing
+eval.function=os.path:join eval.explore=true -> eval.explore=True is of episodes that rlframe plays, not of eval.func
+eval.function=os.path:join eval.max_length=5 -> eval.max_length=5 is of episodes that rlframe plays, not of eval.func
+eval.opponents=[random] eval.env_steps=40 -> eval.env_steps=40 is of episodes that rlframe plays, not of eval.opponents
 resume= -> resume= is empty, perhaps an unset shell variable
 experiment= seed=1 -> experiment= is empty, perhaps an unset shell variable
 """

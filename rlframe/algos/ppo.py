@@ -142,6 +142,7 @@ class PPO(OnPolicyEpochs):
     def learn_epochs(self, batch: Batch, samples: Samples) -> dict[str, Tensor]:
         """All epochs over the rows of a batch; returns metrics."""
         steps: list[tuple[RowTerms, Tensor]] = []
+        before = self.progress.updates
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
                 with torch.no_grad():
@@ -149,7 +150,7 @@ class PPO(OnPolicyEpochs):
             if not self._epoch(batch, samples, steps):
                 break
         penalty = self._adapt_penalty(samples) if self.config.kl_coef != 0 else {}
-        return {**self._means(steps), **penalty}
+        return {**self._means(steps, self.progress.updates - before), **penalty}
 
     def _epoch(self, batch: Batch, samples: Samples, steps: list[tuple[RowTerms, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
@@ -203,8 +204,8 @@ class PPO(OnPolicyEpochs):
         return passes
 
     @torch.no_grad()
-    def _means(self, steps: list[tuple[RowTerms, Tensor]]) -> dict[str, Tensor]:
-        """The statistics of all minibatches, at once."""
+    def _means(self, steps: list[tuple[RowTerms, Tensor]], n_made: int) -> dict[str, Tensor]:
+        """The statistics of all minibatches, at once; the norm is 0 where the KL forbade a step, so of those made."""
         rows, norms = zip(*steps, strict=True)
         surrogate, error, entropy, log_ratio, weight = map(torch.stack, zip(*rows, strict=True))
         found = {
@@ -215,4 +216,4 @@ class PPO(OnPolicyEpochs):
             "clip_fraction": (log_ratio.exp() - 1).abs() > self.now.clip,
         }
         means = {name: (weight * x).sum() / len(steps) for name, x in found.items()}
-        return {**means, "grad_norm": torch.stack(norms).mean()}
+        return {**means, "grad_norm": torch.stack(norms).sum() / max(n_made, 1)}

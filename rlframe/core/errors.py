@@ -73,6 +73,15 @@ def naming(part: str) -> Iterator[None]:
         raise PartError(f"{part}: {describe(error)}") from error
 
 
+@contextmanager
+def prefixed(text: str) -> Iterator[None]:
+    """Put a text and a colon, if the text is not empty, before the message of a ConfigError in the block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error}" if text else str(error)) from None
+
+
 class Interrupted(KeyboardInterrupt):
     """A run stopped by a signal. `exit_status` is the shell's: 128 + signal."""
 

@@ -29,7 +29,7 @@ from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.experiment.weights import load_weights, policies_at
 from rlframe.kernels.device import choose_device
-from rlframe.record.snapshot import link_target, list_snapshots, load_newest, load_snapshot, params_of, resolve_snapshot
+from rlframe.record.snapshot import link_target, list_snapshots, load_newest, params_of, resolve_snapshot
 from rlframe.system.env_vars import env_vars_set
 
 _logger = logging.getLogger("rlframe")
@@ -106,11 +106,10 @@ def _without_other_kwargs(config: dict[str, Any], given: Mapping[str, Any]) -> d
 
 def _weights(path: Path, policies: Sequence[str]) -> tuple[Path, Any, dict[str, Any]]:
     """The snapshot, its agent's weights, and its meta; of several policies, all weights by the names of a Team's."""
-    if not policies:
-        return load_newest(path, key="agent")
-    snapshot, first, meta = load_newest(path, key=f"agent/{policies[0]}")
-    found = {policies[0]: first, **{name: load_snapshot(snapshot, key=f"agent/{name}")[0] for name in policies[1:]}}
-    return snapshot, {f"policies.{name}.{key}": x for name, own in found.items() for key, x in own.items()}, meta
+    snapshot, found, meta = load_newest(path, key="agent")
+    if policies:
+        found = {f"policies.{name}.{key}": x for name in policies for key, x in found[name].items()}
+    return snapshot, found, meta
 
 
 def _agent_with(

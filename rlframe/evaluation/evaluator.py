@@ -15,7 +15,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.arguments import checked
 from rlframe.core.config import AUTO, count, count_or_auto, names, number, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Samples, Trajectory
@@ -193,10 +193,11 @@ class Evaluator(BaseEvaluator):
         self.env = env = replace(env, mode="eval")
         self.config, self.ranks, self.interval_steps = config, current_ranks(), config.interval_steps
         rank, world_size = self.ranks.rank, self.ranks.world_size
-        if config.n_episodes < world_size:
-            raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least {world_size}, one for each rank")
-        n_envs = config.n_envs if config.env_steps else min(config.n_envs, config.n_episodes)
-        n = max(n_envs, world_size)
+        for key, given in {"n_episodes": config.n_episodes, "n_envs": config.n_envs}.items():
+            if given < world_size:
+                ranks = ", one for each rank" if world_size > 1 else ""
+                raise ConfigError(f"eval.{key}={given} must be at least {world_size}{ranks}")
+        n = config.n_envs if config.env_steps else min(config.n_envs, config.n_episodes)
         self.lo, hi = split(n, world_size)[rank]
         self.share = math.ceil(config.env_steps / n)  # env steps
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]
@@ -244,7 +245,7 @@ class Evaluator(BaseEvaluator):
         for env, rng in enumerate(self.rngs):
             rng.bit_generator.state = generator(self.seed, Role.EVAL_NOISE, self.lo + env, number).bit_generator.state
         done: list[list[Trajectory]] = [[] for _ in self.quota]
-        plays, tracker = [True] * len(done), self.collector.tracker
+        plays, cut, tracker = [True] * len(done), list[int](), self.collector.tracker
 
         def add(episode: Trajectory) -> None:
             done[episode.env].append(episode)
@@ -264,13 +265,15 @@ class Evaluator(BaseEvaluator):
             self._tell_of_long(tracker.length)
             for env in np.flatnonzero(tracker.length > self.config.max_length).tolist():
                 if plays[env]:
-                    _logger.warning(
-                        f"in evaluation, environment {self.lo + env} ran {tracker.length[env]:,} steps without an end: "
-                        f"the episode counts as it is, and is its last; set a time limit "
-                        f"(env.max_episode_steps=...) or another eval.max_length"
-                    )
+                    cut.append(env)
                     add(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
                     plays[env] = False
+        if cut:
+            warn_once(
+                f"in evaluation, episodes of {len(cut)} of {len(done)} environments had no end after eval.max_length="
+                f"{self.config.max_length:,} env steps: they count as they are, and are the last there; set a time "
+                f"limit (env.max_episode_steps=...) or another eval.max_length"
+            )
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
     def _tell_of_long(self, lengths: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from rlframe.algos import Algorithm
 from rlframe.algos.base import Frozen, warn_if_unused
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.errors import ConfigError, pluralize, prefixed
 from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
@@ -37,7 +37,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
-from rlframe.experiment.weights import load_init, load_networks, load_optimizers, naming_policy, saved_algorithm
+from rlframe.experiment.weights import load_init, load_networks, load_optimizers, saved_algorithm
 from rlframe.kernels.device import choose_device, choose_precision, learning_in
 from rlframe.models.base import has_own
 from rlframe.models.encoders import has_images
@@ -319,7 +319,7 @@ def make_agent(
         made = {}
         for i, (name, agents) in enumerate(observation_space.agents.items()):
             seen, done = observation_space.own[name], action_space.own[name]
-            with naming_policy(name, agents):
+            with prefixed(f"policy {name} of agent {agents[0]}"):
                 made[name] = make_agent(experiment.of_policy(name, i), seen, done, device, name)
         return Team(made, *joint((observation_space, action_space)))
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]

@@ -10,9 +10,16 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.parts import part_name
 from rlframe.data.transform import load_transform
 from rlframe.envs.make import NO_ENV
+from rlframe.evaluation import EvalConfig
 from rlframe.experiment.config import Experiment, kind_of
 from rlframe.runners.stop_rule import StopRule
 from rlframe.system.cluster import RayOptions
+
+_NOT_READ_BY = {  # what evaluates instead of episodes: the keys of episodes that it does not read
+    "function": ("explore", "max_length", "env_steps"),
+    "estimate": ("max_length", "env_steps"),
+    "opponents": ("env_steps",),
+}
 
 
 def _check_places(experiment: Experiment) -> None:
@@ -36,6 +43,26 @@ def _check_places(experiment: Experiment) -> None:
             name = kind_of("sampler", sampler)
             raise ConfigError(f"runner.n_samplers={n}: sampler={name} collects ahead by itself; use 1")
         sampler.divided(n, "runner.n_samplers")
+
+
+def _check_evaluation(experiment: Experiment) -> None:
+    """Raise ConfigError for keys of eval. that nothing would read."""
+    config, plain, name = experiment.eval, EvalConfig(), kind_of("runner", experiment.runner)
+    if config.env_steps and not config.n_episodes:
+        raise ConfigError(f"eval.env_steps={config.env_steps} plays episodes, and eval.n_episodes=0 none; remove one")
+    for instead, keys in _NOT_READ_BY.items():
+        if not (value := getattr(config, instead)):
+            continue
+        given = value if isinstance(value, str) else f"[{','.join(value)}]"
+        what = f"eval.{instead}={given:.100}"
+        if not experiment.evaluates:
+            raise ConfigError(
+                f"{what} would do nothing: runner={name} with eval.n_episodes={config.n_episodes} never evaluates; use "
+                f"runner=minibatch_rl_eval and episodes, or remove it"
+            )
+        for key in keys:
+            if (other := getattr(config, key)) != getattr(plain, key):
+                raise ConfigError(f"eval.{key}={other} is of episodes that rlframe plays, not of {what}; remove it")
 
 
 def _check_recording(experiment: Experiment) -> None:
@@ -136,6 +163,7 @@ def check_parts(experiment: Experiment) -> None:
     """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
     _check_data(experiment)
+    _check_evaluation(experiment)
     _check_recording(experiment)
     _check_places(experiment)
     _check_policies(experiment)

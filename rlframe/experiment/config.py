@@ -109,7 +109,6 @@ class Experiment:
     @chz.validate
     def _check(self) -> None:
         check_env_vars(self.env_vars)
-        n_episodes = self.eval.n_episodes
         if self.learners == 0:
             raise ConfigError("learners=0 must be at least 1, or auto")
         if self.learners != 1 and self.world_size > 1:
@@ -126,11 +125,10 @@ class Experiment:
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
             )
         episodes = self.evaluates and not (self.eval.asynchronous or self.eval.plays_no_episodes)
-        if episodes and n_episodes < self.n_ranks:
-            key = "learners" if self.learners > 1 else "world_size"
-            raise ConfigError(
-                f"eval.n_episodes={n_episodes} must be at least {key}={self.n_ranks}: each rank plays some"
-            )
+        ranks = f"{'learners' if self.learners > 1 else 'world_size'}={self.n_ranks}"
+        for key, given in {"n_episodes": self.eval.n_episodes, "n_envs": self.eval.n_envs}.items():
+            if episodes and given < self.n_ranks:
+                raise ConfigError(f"eval.{key}={given} must be at least {ranks}: each rank plays some")
         self._check_complete_episodes()
         if (self.snapshot_mode == "gap") != (self.snapshot_gap > 0):
             raise ConfigError(

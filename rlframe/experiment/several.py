@@ -8,10 +8,10 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.agents.team import Team
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.multi_agent import SHARED, JointSpace, joint, opponent_name
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.weights import load_weights, naming_policy, saved_part
+from rlframe.experiment.weights import load_weights, saved_part
 from rlframe.runners.league import League
 from rlframe.runners.stop_rule import StopRule
 
@@ -68,7 +68,7 @@ def make_leagues(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, S
     opponents = [agent.agents()[opponent_name(k)] for k in range(config.opponents)]
     members = [saved_part(name, "agent", SHARED, "agents.league.members") for name in config.members]
     for name, weights in zip(config.members, members, strict=True):
-        with naming_policy(opponent_name(0), observations.agents[opponent_name(0)]):
+        with prefixed(f"policy {opponent_name(0)} of agent {observations.agents[opponent_name(0)][0]}"):
             load_weights(opponents[0], weights, f"agents.league.members=[{name}]")
     return [League(agent.agents()[SHARED], opponents, config, experiment.seed, members)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,6 @@ def agents_in(state: Mapping[str, Any]) -> dict[str, Any]:
     """All weights of the agents in the state of a run, with different names."""
     found = {key: part for key, part in state.items() if key == "agent" or key.startswith("agent/")}
     return {f"{key}.{name}": x for key, part in found.items() if isinstance(part, Mapping) for name, x in part.items()}
-
-
-@contextmanager
-def naming_policy(policy: str, agents: Sequence[str]) -> Iterator[None]:
-    """Say which policy and agent an error is about."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"policy {policy} of agent {agents[0]}: {error}") from None
 
 
 def of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:

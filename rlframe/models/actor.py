@@ -32,12 +32,8 @@ class ActorModel(Model, ABC):
         """`action_space`: parameters are logits of Discrete actions, which a mask in the observation may forbid."""
         super().__init__()
         self.masked = bool(masks := mask_entries(observation_space, action_space))
-        self.norm = normalization_of(observation_space, config.normalize_observation, masks)
+        self.observation_norm = normalization_of(observation_space, config.normalize_observation, masks)
         self.view = View(observation_space, *masks, PRIVILEGED)
-
-    def normalized(self, observation: Tree) -> Tree:
-        """The input of `params` and of the critics, which share the normaliser."""
-        return self.norm(observation) if self.norm else observation
 
     @abstractmethod
     def outputs(self, normalized: Tree) -> Tensor:
@@ -57,11 +53,6 @@ class ActorModel(Model, ABC):
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
-
-    def observe(self, observation: Tree) -> None:
-        """Update running statistics from observations [..., *obs]."""
-        if self.norm:
-            self.norm.update(observation)
 
 
 class OwnActor(ActorModel):
@@ -159,7 +150,8 @@ class Actor(ActorModel):
         encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None
-        norm, view = numpy_inference.normalizer(self.norm) if self.norm else None, self.view
+        norm = numpy_inference.normalizer(self.observation_norm) if self.observation_norm else None
+        view = self.view
 
         def forward(observation: Tree) -> np.ndarray:
             observation = numpy_inference.in_blocks(observation, n)

@@ -99,7 +99,7 @@ class ActorCritic(PolicyModel):
         super().__init__()
         self.uses_previous = config.feed_back or config.memory != "none"
         special = special_entries(observation_space, action_space, config)
-        self.norm = normalization_of(observation_space, config.normalize_observation, special)
+        self.observation_norm = normalization_of(observation_space, config.normalize_observation, special)
         seen, view = View(observation_space, *special, PRIVILEGED), View(observation_space, *special)
         self.actor = Trunk(seen, action_space, config)
         shared = has_images(seen.space) if config.shared == "auto" else config.shared
@@ -112,9 +112,6 @@ class ActorCritic(PolicyModel):
         self.policy_head = make_head(size) if make_head else policy_head(distribution, size, *std)
         self.value_head = value_head(self.critic.size if self.critic else size)
         self.outputs = ActionOutputs(observation_space, action_space, config)
-
-    def normalized(self, observation: Tree) -> Tree:
-        return self.norm(observation) if self.norm else observation
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -161,7 +158,7 @@ class ActorCritic(PolicyModel):
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
         if actor is None:
             return None
-        norm = numpy_inference.normalizer(self.norm) if self.norm else None
+        norm = numpy_inference.normalizer(self.observation_norm) if self.observation_norm else None
         policy_head, value_head = map(numpy_inference.head, (self.policy_head, self.value_head))
         logits = self.outputs.numpy_logits() if self.outputs.changes_logits else None
 
@@ -182,10 +179,6 @@ class ActorCritic(PolicyModel):
             return params, features.reshape(n, -1), value, numpy_inference.in_rows(state, n)
 
         return forward
-
-    def observe(self, observation: Tree) -> None:
-        if self.norm:
-            self.norm.update(observation)
 
 
 def _check_shared(observation_space: Space, config: ModelConfig) -> None:

@@ -106,16 +106,22 @@ class Model(nn.Module, ABC):
 
     uses_previous: bool = False  # whether it reads the previous action, the reward or `first`
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_norm: Any = None  # an ObservationNorm: the running normalisation of observations; or none
+
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments, leaves [n, ...]; () without memory."""
         return ()
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
+        if self.observation_norm is not None:
+            self.observation_norm.update(observation)
 
     def normalized(self, observation: Tree) -> Tree:
-        """The observation as networks beside this one see it, normalised as for this one."""
-        return observation
+        """The observation as this network and those beside it, such as critics, see it."""
+        return observation if self.observation_norm is None else self.observation_norm(observation)
 
     def numpy_forward(self, n: int) -> Callable[..., Any] | None:
         """What acting needs of it for n rows of NumPy arrays, with the current parameters; None if not implemented.

@@ -161,7 +161,7 @@ class QNetwork(QModel):
         if dueling and config.action_embedding:
             raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
         view = View(observation_space, *special, PRIVILEGED)
-        self.norm = normalization_of(observation_space, config.normalize_observation, special)
+        self.observation_norm = normalization_of(observation_space, config.normalize_observation, special)
         name = "image_hidden" if convolves(view.space, config) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
         hidden = widths[-1:] if dueling or noisy or n_cosines else ()
@@ -206,15 +206,8 @@ class QNetwork(QModel):
             values = values.squeeze(-1).mT
         return self.outputs.values(values, inputs.observation), features, state
 
-    def normalized(self, observation: Tree) -> Tree:
-        return self.norm(observation) if self.norm else observation
-
     def _by_action(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.n_outputs, self.n_in_head)
-
-    def observe(self, observation: Tree) -> None:
-        if self.norm:
-            self.norm.update(observation)
 
     def resample(self, generator: torch.Generator) -> None:
         for layer in self.noisy_layers:
@@ -224,7 +217,7 @@ class QNetwork(QModel):
         trunk = self.trunk.numpy_forward(n)
         if trunk is None:
             return None
-        norm = numpy_inference.normalizer(self.norm) if self.norm else None
+        norm = numpy_inference.normalizer(self.observation_norm) if self.observation_norm else None
         advantage = self.advantage.numpy_forward()
         value = self.value.numpy_forward() if self.value else None
         fractions = self.fractions.numpy_forward() if self.fractions else None
@@ -261,7 +254,7 @@ class OwnQNetwork(QModel):
         """Raises ConfigError if what `make` gives is no such network."""
         super().__init__()
         masks = mask_entries(observation_space, action_space)
-        self.norm = normalization_of(observation_space, config.normalize_observation, masks)
+        self.observation_norm = normalization_of(observation_space, config.normalize_observation, masks)
         self.view = View(observation_space, *masks)
         with naming("make_q_network failed"):
             network = make(self.view.space, action_space, n_atoms, config)
@@ -290,13 +283,6 @@ class OwnQNetwork(QModel):
                 f"must be {list(wanted) if n_atoms > 1 else [n, A]}, of {A} actions and n_atoms={n_atoms}"
             )
         return found
-
-    def normalized(self, observation: Tree) -> Tree:
-        return self.norm(observation) if self.norm else observation
-
-    def observe(self, observation: Tree) -> None:
-        if self.norm:
-            self.norm.update(observation)
 
 
 class Fractions(nn.Module):

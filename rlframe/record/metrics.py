@@ -23,13 +23,13 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "learners, those of the one that has most",
         "updates": "optimizer updates so far (updates)",
         "agent_steps": "steps of agents so far, over all ranks, in environments of several agents (steps)",
-        "episode/return_mean": "mean return of the last 100 training episodes, with unclipped rewards",
+        "episode/return_mean": "mean return of the last runner.window training episodes, with unclipped rewards",
         "episode/return_mean_least_exploring": "the same of the eighth of the environments that explores least, "
         "where levels of exploration differ between environments",
         "episode/return_std": "standard deviation of those returns",
         "episode/return_min": "lowest of those returns",
         "episode/return_max": "highest of those returns",
-        "episode/length_mean": "mean length of the last 100 training episodes (env_steps)",
+        "episode/length_mean": "mean length of the last runner.window training episodes (env_steps)",
         "episode/length_min": "shortest of those episodes (env_steps)",
         "episode/length_max": "longest of those episodes (env_steps)",
         "episode/discounted_return_mean": "mean over those episodes of the discounted return from their first step",
@@ -37,8 +37,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "episode/count": "training episodes finished so far (episodes)",
         "episode/<policy>/return_mean": "mean return of an agent of this policy in those episodes, in environments of "
         "several agents; agent is the only policy",
-        "env/<info name>": "mean over the last 100 training episodes of a number in the environment's info: its "
-        "mean over the episode, or what its name ends in: _sum, _last, _min, _max",
+        "env/<info name>": "mean over the last runner.window training episodes of a number in the environment's info: "
+        "its mean over the episode, or what its name ends in: _sum, _last, _min, _max",
         "eval/return_mean": "mean return of the evaluation episodes, in separate environments",
         "eval/return_std": "standard deviation of those returns",
         "eval/return_min": "lowest of those returns",

@@ -167,11 +167,15 @@ class _ChunkWriter:
 def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "", without: str = "") -> Any:
     """Read and check a rank's state, or only its entry `key`, `without` one in that. Large arrays stay in their files.
 
+    Where the state has key/x and key/y, as of several policies, the entry is {x, y}.
+
     Raises SnapshotError if a file differs from its manifest entry, or the entry is invalid.
     """
     try:
         arrays, tree = _StoredArrays(folder, rank, entry), entry["tree"]
-        node = tree["dict"][key] if key else tree
+        entries = tree["dict"] if key else {}
+        several = {name.removeprefix(f"{key}/"): node for name, node in entries.items() if name.startswith(f"{key}/")}
+        node = {"dict": several} if several else entries[key] if key else tree
         if without and isinstance(node, dict) and isinstance(node.get("dict"), dict):
             node = {**node, "dict": {name: each for name, each in node["dict"].items() if name != without}}
         return decode(node, arrays)

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,8 @@ from rlframe.record.snapshot import (
 
 MODES = ("none", "last", "all", "gap", "best")
 ON_ERRORS = ("stop", "continue")
-_LATE = (
-    "episode/",
-    "eval/",
-    "algo/",
-    "env/",
-    "replay/",
-    "async/",
-)  # groups of metrics that may be absent from the first rows
+# Groups of metrics that may be absent from the first rows.
+_LATE = ("episode/", "eval/", "algo/", "env/", "replay/", "async/")
 
 InUse = Callable[[], Path | None]  # a snapshot that is read by something else, and not deleted now
 
@@ -236,14 +229,14 @@ def _meta(snapshot: Path) -> dict[str, Any]:
 
 
 def restore_links(directory: Path) -> None:
-    """Make the links `last` and `best` of snapshots that were copied without them."""
-    found = list_snapshots(directory)
-    scores: dict[Path, float] = {}
-    for snapshot in found:
-        with suppress(SnapshotError):
-            score = read_meta(snapshot).get("score")
-            scores |= {snapshot: float(score)} if isinstance(score, int | float) else {}
-    if found:
-        set_link(directory / "last", found[-1])
+    """Make the links `last` and `best` of snapshots that were copied without them; best by the newest one's metric."""
+    metas = {snapshot: _meta(snapshot) for snapshot in list_snapshots(directory)}
+    if not metas:
+        return
+    newest = max(metas)
+    set_link(directory / "last", newest)
+    metric = metas[newest].get("score_of")
+    scored = {snapshot: meta.get("score") for snapshot, meta in metas.items() if meta.get("score_of") == metric}
+    scores = {snapshot: score for snapshot, score in scored.items() if isinstance(score, int | float)}
     if scores:
         set_link(directory / "best", max(scores, key=scores.__getitem__))

@@ -170,7 +170,8 @@ def load_newest(path: Path, rank: int = 0, key: str = "", without: str = "") -> 
     are checked now and read from their files later.
 
     Args:
-        path: see `resolve_snapshot`.    key: load only this entry of the state, a dict; empty: all of it.
+        path: see `resolve_snapshot`.
+        key: load only this entry of the state, a dict; empty: all of it; of agent/x and agent/y, "agent" is {x, y}.
         without: an entry in that dict that is left out, and not checked.
     Raises:
         SnapshotError: missing, damaged, of another format, or without this rank; the message names the file.
@@ -208,10 +209,13 @@ def _load(snapshot: Path, rank: int, key: str, without: str) -> tuple[Any, dict[
 def state_keys(path: Path) -> list[str]:
     """The keys of the state in a snapshot, or in the newest intact one of a run; none if there is no such."""
     with suppress(SnapshotError):
-        for snapshot in _candidates(path):
+        found = _candidates(path)
+        for snapshot in found:
             with suppress(SnapshotError, KeyError, TypeError, IndexError):
                 entry: Any = read_manifest(snapshot)[1][0]
                 return [*entry["tree"]["dict"]]
+        if _candidates(path) != found:  # the run has replaced them meanwhile
+            return state_keys(path)
     return []
 
 

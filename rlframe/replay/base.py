@@ -85,7 +85,7 @@ class StoredReplay(Replay[Batch_co], Protocol[Batch_co]):
     """What the replays of this package offer besides."""
 
     def newest(self) -> np.ndarray:
-        """The index [n] of the rows that the last `append` made available; their priority is the highest so far.
+        """The index [n] of the rows that the last `append` made available, of the highest priority or a fixed one.
 
         With NStep's `td_priorities`, it is their TD error.
         """

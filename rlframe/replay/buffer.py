@@ -235,7 +235,7 @@ class ReplayBuffer(Generic[Batch]):
     def newest(self) -> np.ndarray:
         """The index [n] of the rows that the last `append` made available.
 
-        Their priority is the highest so far, or what the reader knows of it.
+        Their priority is the highest so far or a fixed one, or what the reader knows of it.
         """
         reader = self._readers[self._newest]
         index: np.ndarray = reader.to_index(reader.candidates.newest) * self._n + self._newest

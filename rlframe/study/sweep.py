@@ -17,7 +17,7 @@ from typing import Any
 from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import split_values
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, prefixed
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import check_weights
 from rlframe.experiment.objects import naming_start
@@ -47,7 +47,7 @@ from rlframe.study.record import FILE, read_record
 from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_installed
 from rlframe.study.search_space import check_examples, read_domain, read_space
 from rlframe.study.study import Study, execute, preview
-from rlframe.study.words import STUDY_KEYS, Experiments, are_words, naming, read_experiments
+from rlframe.study.words import STUDY_KEYS, Experiments, are_words, read_experiments
 from rlframe.system.affinity import read_topology
 
 ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs", N_STEPS)  # may change when a study is resumed
@@ -240,7 +240,7 @@ def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[
     runs: list[PlannedRun] = []
     for name, words in experiments.items():
         base = base_words(words)
-        with naming(name):
+        with prefixed(name):
             make_run = partial(template.make_run, directory, name)
             runs += plan.make_runs(make_run, base, grids[name].combinations(), run_id)
     if shared.flag("stack"):
@@ -282,7 +282,7 @@ def _grids(experiments: Experiments) -> dict[str, Grid]:
     """The grid of each experiment."""
     grids = {}
     for name, words in experiments.items():
-        with naming(name):
+        with prefixed(name):
             grids[name] = _grid(words)
     if (n_runs := sum(grid.n_runs() for grid in grids.values())) > MAX_RUNS:
         raise ConfigError(f"the study has {n_runs:,} runs, more than {MAX_RUNS:,}; sweep fewer values or keys")
@@ -317,7 +317,7 @@ def _title(command: list[str], experiments: Sequence[Experiment]) -> str:
 def _checked(runs: Sequence[PlannedRun], check: Check) -> list[Experiment]:
     experiments = []
     for run in runs:
-        with naming(run.name if len(runs) > 1 or run.setting else ""):
+        with prefixed(run.name if len(runs) > 1 or run.setting else ""):
             experiments.append(check(dict(run.arguments)))
     return experiments
 
@@ -383,10 +383,10 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
         raise ConfigError(f"{directory} is the study of a script; run that script again with log_dir={directory}")
     command = [str(word) for word in command]
     experiments = content.get("experiments", {"": KeyValues(command).remaining})
-    if N_STEPS in arguments and any(name.startswith(SEARCH) for words in experiments.values() for name in words):
-        raise ConfigError(f"{N_STEPS} cannot change in a search, whose trials are compared at their ends")
     if not are_words(experiments):
         raise ConfigError(f"{directory / FILE} is damaged; move it away and use another log_dir")
+    if N_STEPS in arguments and any(name.startswith(SEARCH) for words in experiments.values() for name in words):
+        raise ConfigError(f"{N_STEPS} cannot change in a search, whose trials are compared at their ends")
     for setting in _settings_in(experiments):
         check_trusted(setting, str(directory / FILE), trust)
     return command, {name: words | dict(arguments) for name, words in experiments.items()}

@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from rlframe.core.config import split_values
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.yaml import parse_value
 from rlframe.experiment.presets import load_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key
@@ -30,7 +29,7 @@ def read_experiments(arguments: Mapping[str, str]) -> Experiments:
     if not study:
         return {"": dict(arguments)}
     given = {key: value for key, value in arguments.items() if key != "experiment"}
-    with naming(source):
+    with prefixed(source):
         if "experiments" not in study:
             return {"": _override(_words(study), given)}
         named = study.pop("experiments")
@@ -39,7 +38,7 @@ def read_experiments(arguments: Mapping[str, str]) -> Experiments:
         common = _words(study)
     experiments = {}
     for name, entries in named.items():
-        with naming(f"{source}: {str(name)[:60]}"):
+        with prefixed(f"{source}: {str(name)[:60]}"):
             experiments[name] = _override(_override(common, _words_of_experiment(name, entries)), given)
     return experiments
 
@@ -121,12 +120,3 @@ def are_words(experiments: Any) -> bool:
         and all(isinstance(words, dict) for words in experiments.values())
         and all(isinstance(text, str) for words in experiments.values() for text in words.values())
     )
-
-
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Put a name, if it is not empty, before the message of a ConfigError in the block."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}" if name else str(error)) from error

@@ -148,6 +148,23 @@ def test_ppo_stops_its_epochs_at_the_target_kl() -> None:
     assert algo.updates_due() == 1, "it stops this batch, not the training"
 
 
+def test_the_gradient_norm_is_of_the_steps_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    algo, samples = ppo(epochs=10, minibatches=4, learning_rate=1e-2, target_kl=1e-4)
+    norms: list[float] = []
+
+    def learn(inputs: Any) -> Any:
+        found = learned(inputs)
+        norms.append(float(found[1]))
+        return found
+
+    learned = algo.learn
+    monkeypatch.setattr(algo, "learn", learn)
+    algo.receive(samples)
+    found = algo.update()
+    assert norms[-1] == 0, "the KL forbade the last step"
+    assert float(found["grad_norm"]) == pytest.approx(np.mean(norms[:-1]), rel=1e-5)
+
+
 def test_ppo_tells_of_a_batch_whose_first_minibatch_is_beyond_the_target_kl_and_learns_nothing() -> None:
     algo, samples = ppo(epochs=2, minibatches=2, target_kl=1e-6)
     with torch.no_grad():  # another policy than that which acted

@@ -19,6 +19,8 @@ from rlframe.core.types import AgentInputs
 from rlframe.deploy.load import load_trained
 from rlframe.envs.multi_agent import MultiAgentEnv
 from rlframe.envs.options import EnvOptions
+from rlframe.record import snapshot
+from rlframe.record.snapshot import list_snapshots
 
 simple_tag = pytest.importorskip("mpe2.simple_tag_v3")
 
@@ -62,6 +64,23 @@ def test_a_team_policy_acts_in_pettingzoos_loop_as_the_agents_of_a_sampler_do(ru
         assert actions["agent_0"] == action["prey"][0, 0]
         seen, *_ = rows.step(map_tree(lambda x: x[0].numpy(), action))
         observations, _, _, _, infos = env.step(actions)
+
+
+def test_all_policies_are_of_one_snapshot_also_where_the_run_replaces_it_meanwhile(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    old = list_snapshots(tmp_path / "run/snapshot")[-1]
+
+    def read_and_replaced(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if old.exists():
+            old.rename(old.with_name("step_000000009999"))
+        return found
+
+    read = snapshot.read_rank_state
+    monkeypatch.setattr(snapshot, "read_rank_state", read_and_replaced)
+    assert load_trained(tmp_path / "run", "cpu").snapshot == old
 
 
 def test_an_agent_starts_an_episode_at_a_reset_and_after_an_absence(run: Path) -> None:

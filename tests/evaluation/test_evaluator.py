@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, debug_envs
@@ -150,11 +150,13 @@ def test_every_evaluation_resets_episodes_and_memory() -> None:
 
 def test_an_episode_without_end_is_cut_and_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     evaluator = evaluator_for(debug_envs.time_limit, EvalConfig(n_envs=2, n_episodes=4, max_length=30), length=1000)
+    warn_once.cache_clear()
     found = evaluator.play()
     assert [(each.env, each.terminated, each.length > 30) for each in found] == [(0, False, True), (1, False, True)]
     assert all(each.return_ == each.length for each in found), "the environment gives 1 a step"
-    assert caplog.text.count("steps without an end: the episode counts as it is, and is its last") == 2
+    assert "episodes of 2 of 2 environments had no end after eval.max_length=30 env steps" in caplog.text
     assert len(evaluator.play(1)) == 2
+    assert len(caplog.records) == 1, "the same line is not repeated"
 
 
 def test_a_long_episode_is_told_once_long_before_it_is_cut(

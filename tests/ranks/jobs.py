@@ -127,7 +127,6 @@ def evaluated(config: EvalConfig) -> list[tuple[int, float, int]]:
 
 EVALS = {
     "uneven": EvalConfig(n_envs=3, n_episodes=7, n_workers=0),
-    "fewer environments than ranks": EvalConfig(n_envs=1, n_episodes=2, n_workers=0),
     "with noise": EvalConfig(n_envs=4, n_episodes=4, n_workers=0, explore=True),
 }
 

@@ -95,6 +95,7 @@ def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) 
     [
         (["world_size=0"], "world_size=0 must be at least 1"),
         (["world_size=3"], "eval.n_episodes=2 must be at least world_size=3"),
+        (["world_size=3", "eval.n_episodes=3"], "eval.n_envs=2 must be at least world_size=3: each rank plays some"),
         (["world_size=2", "affinity=1cpu"], "1 cores are too few for 2 ranks on this machine"),
         (["world_size=2", "runner=tests.ranks.own_runner"], "needs runner=sync_rl"),
         (["world_size=2", "runner.timeout_s=0"], "runner.timeout_s=0"),

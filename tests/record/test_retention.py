@@ -9,7 +9,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
-from rlframe.record.retention import Retention, SnapshotPolicy
+from rlframe.record.retention import Retention, SnapshotPolicy, restore_links
 from rlframe.record.snapshot import link_target, load_snapshot
 
 
@@ -40,6 +40,15 @@ def test_last_keeps_only_the_newest(tmp_path: Path) -> None:
     assert [offered(retention, step) for step in (10, 20, 30)] == [True] * 3
     assert kept(tmp_path) == [30]
     assert target(tmp_path, "last") == 30
+
+
+def test_links_are_restored_by_scores_of_the_newest_ones_metric(tmp_path: Path) -> None:
+    offered(Retention(tmp_path, SnapshotPolicy("all")), 10, 500.0)
+    shorter = Retention(tmp_path, SnapshotPolicy("all", best="-eval/length_mean"))  # the run was resumed so
+    for step, score in ((20, -30.0), (30, -40.0)):
+        offered(shorter, step, score)
+    restore_links(tmp_path)
+    assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 30)
 
 
 def test_all_keeps_every_one_and_marks_the_best(tmp_path: Path) -> None:

@@ -196,6 +196,14 @@ def test_a_record_from_a_stranger_may_name_only_parts_of_rlframe(
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
 
 
+def test_a_damaged_record_is_refused_whatever_words_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment.json").write_text('{"format": 2, "command": [], "experiments": [1], "runs": []}')
+    assert main([f"resume={tmp_path}", "runner.n_steps=5"]) == 2
+    assert "experiment.json is damaged; move it away" in capsys.readouterr().err
+
+
 def test_another_file_than_a_studys_is_needed_where_one_run_is_made(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
