@@ -273,7 +273,7 @@ def minibatches(
     [n, rows] to advantages. `n_valid`: see `order_of_rows`.
     """
     device, (T, B) = batch.valid.device, batch.valid.shape
-    check_minibatches(n, BatchSpec(T, B), recurrent, "minibatches")
+    check_minibatches(n, BatchSpec(T, B), recurrent)
     if n == 1:
         yield batch, state
     elif recurrent:
@@ -313,14 +313,14 @@ def order_of_rows(valid: Tensor, n: int, rng: np.random.Generator, n_valid: int 
     return order.view(n, -1)
 
 
-def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool, key: str = "algo.minibatches") -> None:
-    """Raise ConfigError if `n` minibatches, as `key` says, do not divide the batch (its columns, with memory)."""
+def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
+    """Raise ConfigError if `n` minibatches do not divide the batch (its columns, with memory)."""
     what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("sampler.batch_T * batch_B", batch_spec.size)
     if n < 1 or size % n:
         rows = "sequences (with memory, whole ones)" if recurrent else "rows"
         good = [k for k in range(1, size + 1) if size % k == 0][:8]
         raise ConfigError(
-            f"{key}={n} must divide the {size} {rows} of a batch ({what}, of each agent); "
+            f"algo.minibatches={n} must divide the {size} {rows} of a batch ({what}, of each agent); "
             f"use one of {', '.join(map(str, good))}"
         )
 

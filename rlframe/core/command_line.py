@@ -1,6 +1,7 @@
 """Parsing of key=value arguments, and the exit status and error output shared by all commands."""
 
 import errno
+import math
 import os
 import re
 import signal
@@ -65,6 +66,18 @@ class KeyValues:
         if not number.is_integer() or number < 0:
             raise ConfigError(f"{key}={value!r} must be a whole number, not negative")
         return int(number)
+
+    def number(self, key: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
+        """The value of a key that is a number from `low` to `high`; the default may be any."""
+        given, text = key in self.remaining, self.text(key, str(default))
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if given and not low <= number <= high:
+            within = f" from {low:g} to {high:g}" if high < math.inf else ""
+            raise ConfigError(f"{key}={text:.60} must be a number{within}")
+        return number
 
     def check_unknown(self, *others: str) -> None:
         """Raise ConfigError for a key that no getter has asked for; `others` are forms of keys besides."""

@@ -107,7 +107,7 @@ def _merge(names: list[str], words: KeyValues) -> None:
 
 def _split(names: list[str], words: KeyValues) -> None:
     (dataset,) = _opened(names, 1, 1)
-    fraction, seed = _number(words, "fraction", 0.9), words.count("seed", 0)
+    fraction, seed = words.number("fraction", 0.9), words.count("seed", 0)
     targets = words.text("into").split(",")
     if len(set(targets)) != 2 or len(targets) != 2:
         raise ConfigError(f"into={','.join(targets):.200} needs two different names, into=A,B")
@@ -122,10 +122,10 @@ def _split(names: list[str], words: KeyValues) -> None:
 def _filter(names: list[str], words: KeyValues) -> None:
     (dataset,) = _opened(names, 1, 1)
     limits = Limits(
-        _number(words, "min_return", -math.inf),
-        _number(words, "max_return", math.inf),
+        words.number("min_return", -math.inf),
+        words.number("max_return", math.inf),
         words.count("min_length", 0),
-        _number(words, "max_length", math.inf),
+        words.number("max_length", math.inf),
     )
     kept = filter(limits.keep, dataset.episodes())
     if (first := next(kept, None)) is None:
@@ -182,7 +182,7 @@ def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
 
 
 def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
-    given = {key: _number(words, key, math.nan) for key in SCORE_KEYS}
+    given = {key: words.number(key, math.nan) for key in SCORE_KEYS}
     into, kind, compression = _target(words, into)
     new = like(dataset, into, format=kind, compression=compression)
     named = {key: value for key, value in given.items() if not math.isnan(value)}
@@ -190,18 +190,6 @@ def _new(dataset: Dataset, words: KeyValues, into: str) -> NewDataset:
     if named and reference_scores(facts) is None:
         raise ConfigError(f"{' and '.join(SCORE_KEYS)} must be two different numbers, the returns of random and expert")
     return replace(new, facts=facts)
-
-
-def _number(words: KeyValues, key: str, default: float) -> float:
-    given = key in words.remaining
-    text = words.text(key, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if given and math.isnan(value):
-        raise ConfigError(f"{key}={text:.60} must be a number")
-    return value
 
 
 def _write(new: NewDataset, episodes: Iterable[Episode]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     methods, dataset = _methods(words.text("estimate")), words.text("dataset")
     if not dataset:
         raise ConfigError("estimate= needs dataset=PATH, the episodes to estimate from")
-    explore, epsilon = words.flag("explore", True), _number(words, "epsilon", "nan")
-    discount, seed, out = _number(words, "discount", "nan"), words.count("seed", 0), words.text("out")
+    explore, epsilon = words.flag("explore", True), words.number("epsilon", math.nan, 0, 1)
+    discount, seed, out = words.number("discount", math.nan, 0, 1), words.count("seed", 0), words.text("out")
     device, trust, snapshot = words.text("device", "auto"), words.flag("trust"), words.text("snapshot")
     runs = [load_trained(choose_snapshot(Path(name), snapshot), device, trust) for name in names]
     for name, run in zip(names, runs, strict=True):
@@ -53,7 +54,7 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
         episodes = load_episodes(dataset, run.observation_space, run.action_space)
         own = run.experiment.sampler_config().discount
         with one_thread():  # two threads took eight times the CPU time
-            report = estimate(policy, episodes, own if discount != discount else discount, methods, seed)
+            report = estimate(policy, episodes, own if math.isnan(discount) else discount, methods, seed)
         print(printable(f"{run.experiment.title()}: {run.snapshot}, trained for {run.trained_for}"))
         print(report.table())
         found.append((name, report))
@@ -67,17 +68,6 @@ def _methods(text: str) -> list[str]:
         return entries_of(text)
     except ValueError:
         raise ConfigError(f"estimate={shortened(text)!r} must be names, such as {','.join(METHODS)}") from None
-
-
-def _number(words: KeyValues, key: str, default: str) -> float:
-    text = words.text(key, default)
-    try:
-        value = float(text)
-    except ValueError:
-        raise ConfigError(f"{key}={shortened(text)!r} must be a number") from None
-    if text != default and not 0 <= value <= 1:
-        raise ConfigError(f"{key}={value:g} must be from 0 to 1")
-    return value
 
 
 def _write(out: Path, found: Sequence[tuple[str, Report]]) -> None:

@@ -16,21 +16,20 @@ from rlframe.analysis.trials import SEARCH_JOURNAL, SearchData, read_search
 from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.record.directory import LOCK_FILE, LockHolder, read_lock
 from rlframe.study.added import read_added
-from rlframe.study.plan import PlannedRun, varied
+from rlframe.study.plan import PlannedRun, number_or_text, varied
 from rlframe.study.record import (
     DONE,
     FAILED,
     FILE,
     INTERRUPTED,
     PRUNED,
-    RETURNS,
     RUNNING,
     WAITING,
     ProgressReader,
     Status,
     read_record,
 )
-from rlframe.study.table import Row, last_finite, progress_line
+from rlframe.study.table import Row, common_return, last_finite, progress_line
 
 _STATES = (WAITING, RUNNING, DONE, FAILED, INTERRUPTED, PRUNED)
 _RUN = re.compile(r"((\w[\w+=.,-]*/){0,2})run_(\d{1,15})")  # no path that leads out of the study
@@ -58,7 +57,7 @@ class StudyOverview:
         keys = [key for key in dict.fromkeys([*searched, *varied(self.planned)]) if key != "seed"]
         metric, rows = self.metric, []
         for run, log in zip(self.planned, self._logs, strict=True):
-            status, values = self.statuses[run.name], {key: _value(run.arguments.get(key, "")) for key in keys}
+            status, values = self.statuses[run.name], {key: number_or_text(run.arguments.get(key, "")) for key in keys}
             row = {"run": run.name, "setting": run.setting, "seed": _seed(run), **values, "state": status.state}
             row |= {"score": last_finite(log, metric), "env_steps": last_finite(log, "env_steps")}
             rows.append({**row, "seconds": status.seconds, "directory": str(run.directory)})
@@ -71,9 +70,7 @@ class StudyOverview:
             return self.search.metric
         states = [self.statuses[run.name].state for run in self.planned]
         logs = [log for log, state in zip(self._logs, states, strict=True) if state == DONE]
-        logs = logs or [log for log in self._logs if log.columns]
-        in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
-        return next(in_all, RETURNS[-1])
+        return common_return(logs or [log for log in self._logs if log.columns])
 
     @property
     def queue_name(self) -> str:
@@ -181,13 +178,3 @@ def _running_queue(directory: Path) -> LockHolder | None:
 def _seed(run: PlannedRun) -> int:
     text = run.arguments.get("seed", "")
     return int(text) if text.isdecimal() and len(text) < 16 else run.run_ID
-
-
-def _value(text: str) -> int | float | str:
-    """A word as a number if it is one."""
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return text

@@ -52,7 +52,7 @@ class PbtPlan:
         log_steps, n_steps = experiment.runner.log_interval_steps, experiment.runner.n_steps
         interval = given.count("pbt.interval_steps", max(n_steps // _N_INTERVALS, log_steps))
         _check_runs(experiment, interval)
-        n_members, quantile = given.count("n_runs", 8), _fraction(given, "pbt.quantile", 0.25)
+        n_members, quantile = given.count("n_runs", 8), given.number("pbt.quantile", 0.25, 0, 1)
         if not 0 < quantile <= 0.5:
             raise ConfigError(f"pbt.quantile={quantile:g} must be above 0 and at most 0.5, the worse half")
         if not 2 <= n_members <= _MAX_MEMBERS or n_members * quantile < 1:
@@ -60,7 +60,7 @@ class PbtPlan:
                 f"n_runs={n_members} members with pbt.quantile={quantile:g} leave none to replace, or are more than "
                 f"{_MAX_MEMBERS:,}; use n_runs={max(2, math.ceil(1 / quantile))} or more, or a larger pbt.quantile"
             )
-        resample, metric = _fraction(given, "pbt.resample", 0.25), metric_of(given)
+        resample, metric = given.number("pbt.resample", 0.25, 0, 1), metric_of(given)
         seed = given.count("seed", 0)
         space = read_space(words)
         scheduled = frozenset(check_changeable(experiment, space, SEARCH))
@@ -95,17 +95,6 @@ class PbtPlan:
         numbers = {"n_runs": self.n_members, "pbt.interval_steps": self.interval_steps, "runner.n_steps": self.n_steps}
         rest = {"pbt.quantile": self.quantile, "pbt.resample": self.resample, "metric": self.metric, "seed": self.seed}
         return {**space, **numbers, **rest}
-
-
-def _fraction(given: KeyValues, key: str, default: float) -> float:
-    text = given.text(key, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{key}={text:.60} must be a number from 0 to 1")
-    return value
 
 
 def _check_runs(experiment: Experiment, interval: int) -> None:

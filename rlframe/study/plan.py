@@ -292,3 +292,13 @@ def varied(runs: Sequence[PlannedRun]) -> dict[str, list[str]]:
     keys = dict.fromkeys(key for run in runs for key in run.arguments)
     values = {key: list(dict.fromkeys(run.arguments.get(key, "") for run in runs)) for key in keys}
     return {key: each for key, each in values.items() if len(each) > 1}
+
+
+def number_or_text(word: str) -> int | float | str:
+    """A word as a number if it is one."""
+    for read in (int, float):
+        try:
+            return read(word)
+        except ValueError:
+            continue
+    return word

@@ -25,7 +25,7 @@ from rlframe.experiment.trust import foreign
 from rlframe.record.branch import branch, change_settings, changes_of
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.study.pbt import Member, PbtPlan, first_members, next_members, schedules
-from rlframe.study.plan import PlannedRun
+from rlframe.study.plan import PlannedRun, number_or_text
 from rlframe.study.record import DONE, FAILED, WAITING, Status
 
 JOURNAL, BEST = "population.jsonl", "best.json"  # in the study's directory
@@ -154,7 +154,7 @@ class Population:
                 "settings": member.settings,
                 "changed": [long_key(key) for key in changed],
             }
-            settings = {long_key(key): _plain(x) for key, x in member.settings.items()}
+            settings = {long_key(key): number_or_text(x) for key, x in member.settings.items()}
             branch(run.directory, self._runs[member.copied].directory, {**settings, "stop": ""}, note)
 
     def describe(self) -> str:
@@ -179,7 +179,11 @@ class Population:
         score = self.plan.sign * members[best].score
         path = self._path.with_name(BEST)
         config = read_json(self._runs[best].directory / "params.json")["config"]
-        config |= {long_key(key): _plain(x) for key, x in words.items()} | {"log_dir": "", "run_ID": 0, "stop": ""}
+        config |= {long_key(key): number_or_text(x) for key, x in words.items()} | {
+            "log_dir": "",
+            "run_ID": 0,
+            "stop": "",
+        }
         replace_file(path, json.dumps({"config": config}, indent=2) + "\n")
         trust = " trust=true" if foreign(config) else ""
         again = f"python -m rlframe.launch experiment={shlex.quote(str(path))}{trust}"
@@ -210,14 +214,6 @@ def _columns(run: PlannedRun) -> Mapping[str, np.ndarray]:
         return read_run(run.directory).columns
     except (ConfigError, OSError):  # it has none yet
         return {}
-
-
-def _plain(word: str) -> Any:
-    """A word as in params.json: a number if it is one."""
-    try:
-        return int(word) if word.lstrip("-").isdecimal() else float(word)
-    except ValueError:
-        return word
 
 
 def _entry(member: Member) -> dict[str, Any]:

@@ -244,6 +244,12 @@ class SettingResult:
         return float(low), float(high)
 
 
+def common_return(logs: Sequence[RunData]) -> str:
+    """The mean return that all logs have (see RETURNS)."""
+    in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
+    return next(in_all, RETURNS[-1])
+
+
 def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> list[SettingResult]:
     """The result of every setting, in the order of the runs. Raises ConfigError if a log is not a regular file."""
     keys = [key for key in varied(runs) if key != "seed"]
@@ -252,8 +258,7 @@ def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> lis
         members = [run for run in runs if run.setting == setting]
         logs = [read_run(run.directory) for run in members if statuses[run.name].state == DONE]
         logs = [log for log in logs if log.columns]  # a directory may have been removed since
-        in_all = (name for name in RETURNS if all(math.isfinite(last_finite(log, name)) for log in logs))
-        metric = next(in_all, RETURNS[-1])
+        metric = common_return(logs)
         scored = [log for log in logs if math.isfinite(last_finite(log, metric))]
         steps = [last_finite(log, "env_steps") for log in scored]
         results.append(

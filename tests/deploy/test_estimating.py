@@ -53,7 +53,7 @@ def test_the_command_prints_a_table_and_writes_the_numbers(
         (["estimate=wsi", "dataset=x"], "did you mean wis"),
         (["estimate=wis", "dataset=x", "n_episodes=3"], "n_episodes has no meaning with estimate="),
         (["estimate=wis", "dataset=x", "explore=false"], "use explore=true, or estimate=fqe"),
-        (["estimate=wis", "dataset=x", "discount=2"], "discount=2 must be from 0 to 1"),
+        (["estimate=wis", "dataset=x", "discount=2"], "discount=2 must be a number from 0 to 1"),
         (["estimate=wis", "dataset=x", "epsilon=0.1"], "epsilon=0.1 is for agents that act at random"),
         (["estimate=wis", "dataset=x", "out=/proc/x.json"], "out=/proc/x.json cannot be written"),
         (["dataset=x"], "'x' is no dataset"),
