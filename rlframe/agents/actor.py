@@ -268,7 +268,7 @@ class ActorAgent(ModelAgent):
         return self.policy.mode(self.model(inputs.observation)), ()
 
     def target(self, explore: bool) -> Target:
-        if explore and not (self.exploration.log_prob_known and self.exploration.samples):
+        if explore and not self.exploration.log_prob_known:
             raise unknown_probabilities("with noise on its actions or parameters, or without any,")
 
         def params(inputs: AgentInputs) -> Tensor:

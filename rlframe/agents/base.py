@@ -71,10 +71,14 @@ class Agent(nn.Module, ABC):
         """
         raise ConfigError(f"{type(self).__name__} has no method greedy, which says how it acts when it is exported")
 
-    def behaviour(self, env: int = 0) -> Behaviour:
+    def behaviour(self, env: int = 0, ahead: bool = False) -> Behaviour:
         """What says of batches in NumPy how probable their actions were, acted by the agent as it explores now.
 
-        Log-probabilities [T, B]; None if they are not known. `env`: index over all ranks of a batch's first column.
+        Log-probabilities [T, B]; NaN or None if they are not known.
+
+        Args:
+            env: index over all ranks of a batch's first column.
+            ahead: the batches come from a sampler that runs ahead, where it may have explored otherwise.
         """
         return as_acted
 

@@ -18,6 +18,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
+from rlframe.data.cutting import Behaviour, as_acted, unknown
 from rlframe.distributions import Distribution, make_distribution
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, check_features, config_of
 from rlframe.exploration.base import unknown_probabilities
@@ -91,7 +92,12 @@ class PolicyAgent(ModelAgent):
         params, _, memory = self.model(inputs, memory)
         return self.distribution.sample(params, zeros), memory
 
+    def behaviour(self, env: int = 0, ahead: bool = False) -> Behaviour:
+        return as_acted if self.samples else unknown
+
     def target(self, explore: bool) -> Target:
+        if explore and not self.samples:
+            raise unknown_probabilities("with explore=none")
         return lambda inputs: self.model(inputs, self.memory(1))[0], self.distribution
 
 
@@ -148,6 +154,9 @@ class GsdePolicyAgent(PolicyAgent):
 
     def joined(self, parts: AgentState) -> Tree:
         return parts
+
+    def behaviour(self, env: int = 0, ahead: bool = False) -> Behaviour:
+        return unknown
 
     def target(self, explore: bool) -> Target:
         if explore:

@@ -21,7 +21,7 @@ from rlframe.core.spaces import ACTION_MASK, allowed, check_observation_space, m
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array, Samples
 from rlframe.critics import Value
-from rlframe.data.cutting import Behaviour
+from rlframe.data.cutting import Behaviour, as_acted
 from rlframe.distributions import Categorical
 from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.exploration.base import ExploreState, unknown_probabilities
@@ -104,7 +104,9 @@ class QAgent(ModelAgent):
 
         return step
 
-    def behaviour(self, env: int = 0) -> Behaviour:
+    def behaviour(self, env: int = 0, ahead: bool = False) -> Behaviour:
+        if ahead:
+            return as_acted
         explores, level = self.exploration, as_numpy(self.exploration.level).copy()
 
         def log_prob(samples: Samples) -> np.ndarray | None:

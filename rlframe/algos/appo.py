@@ -65,7 +65,6 @@ class Config(OnPolicyConfig):
 class APPO(OnPolicyEpochs):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
-    saved = ("progress", "optimizer", "rng")
     agent: PolicyAgent
     config: Config
 

@@ -57,7 +57,7 @@ class Imitation(FromReplay):
     def _learn(self, batch: Any) -> dict[str, Tensor]:
         """One gradient step; see Compiled."""
         loss, metrics = self.loss(*self.outputs(batch), batch)
-        norm = self.optimizer.minimize(loss, batch)
+        norm = self.optimizer.minimize(loss, batch, batch.valid if self.agent.recurrent else None)
         return {**metrics, "grad_norm": norm}
 
     def outputs(self, batch: Any) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,6 @@ class Config(OnPolicyConfig):
 class IMPALA(OnPolicy):
     """One gradient step a batch, on V-trace's value targets and policy gradient."""
 
-    saved = ("progress", "optimizer")
     agent: PolicyAgent
     config: Config
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import chz
@@ -70,6 +71,7 @@ class OnPolicy(Algorithm):
     Subclasses add `_learn`, and those that make several steps an `update` of their own.
     """
 
+    saved: Sequence[str] = ("progress", "optimizer")
     agent: PolicyAgent | QAgent
 
     def __init__(self, agent: PolicyAgent | QAgent, n_steps: int, config: Any) -> None:
@@ -118,7 +120,6 @@ class OnPolicy(Algorithm):
 class OnPolicyActorCritic(OnPolicy):
     """Base class of algorithms that make one step a batch on the policy gradient, the value error and the entropy."""
 
-    saved = ("progress", "optimizer")
     agent: PolicyAgent
 
     @abstractmethod
@@ -162,6 +163,8 @@ class OnPolicyActorCritic(OnPolicy):
 
 class OnPolicyEpochs(OnPolicy):
     """Base class of algorithms that make `epochs` passes over each batch, each in `minibatches` of a new order."""
+
+    saved: Sequence[str] = (*OnPolicy.saved, "rng")
 
     def __init__(
         self, agent: PolicyAgent | QAgent, batch_spec: BatchSpec, n_steps: int, config: Any, seed: int
@@ -326,9 +329,11 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
 
 
 def check_trace_clips(config: Any, n_steps: float) -> None:
-    """Raise ValueError if `rho_clip` is below `c_clip` at an end of either schedule."""
+    """Raise ValueError if `rho_clip` is below `c_clip` somewhere; two forms of schedules may cross between ends."""
     rho, c = curve(config.rho_clip, n_steps), curve(config.c_clip, n_steps)
-    if any(rho(place) < c(place) for place in (*rho.places, *c.places)):
+    ends = sorted({*rho.places, *c.places})
+    between = [place for pair in pairwise(ends) for place in np.linspace(*pair, 64)]
+    if any(rho(place) < c(place) for place in (*ends, *between)):
         raise ValueError(f"algo.rho_clip={config.rho_clip} must be at least algo.c_clip={config.c_clip}")
 
 

@@ -110,7 +110,7 @@ class KlPenalty:
 class PPO(OnPolicyEpochs):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
-    saved = ("progress", "optimizer", "rng", "penalty")
+    saved = (*OnPolicyEpochs.saved, "penalty")
     agent: PolicyAgent
     config: Config
 

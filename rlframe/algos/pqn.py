@@ -95,7 +95,7 @@ class ReturnRows(Struct):
 class PQN(OnPolicyEpochs):
     """The squared error to Q(λ) returns, in epochs of minibatches over each batch."""
 
-    saved = ("progress", "optimizer", "rng", "generator")
+    saved = (*OnPolicyEpochs.saved, "generator")
     agent: QAgent
     config: Config
 

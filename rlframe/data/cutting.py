@@ -22,6 +22,11 @@ def as_acted(samples: Samples) -> Any:
     return getattr(samples.info, LOG_PROB, None)
 
 
+def unknown(samples: Samples) -> np.ndarray:
+    """For actions whose probabilities are not known."""
+    return np.full(samples.valid.shape, np.nan, np.float32)
+
+
 class EpisodeCutter:
     """Follows the environments of one stream. An episode that something interrupts is dropped."""
 

@@ -47,7 +47,7 @@ class Columns(Protocol):
 
 def datasets_root() -> Path:
     """Where datasets are kept by id: MINARI_DATASETS_PATH, or ~/.minari/datasets."""
-    return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser().absolute()
 
 
 def locate(name: str) -> Path:

@@ -94,7 +94,7 @@ def merged(datasets: list[Dataset]) -> Iterator[Episode]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Which episodes `filtered` keeps."""
+    """Which episodes to keep."""
 
     min_return: float = -np.inf
     max_return: float = np.inf

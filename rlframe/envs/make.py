@@ -37,7 +37,6 @@ BACKENDS = ("auto", "native", "envpool", "python")
 _EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "pygame": "video", "envpool": "envpool"}
 _OF_NAMESPACE = {"ALE": ("ale_py", "atari"), "MinAtar": ("minatar", "minatar")}  # package and extra of ids
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "ale_py": "atari"}
-
 MADE = "_rlframe_made"  # attribute of environments that a run has
 
 # A NumPy vector environment takes the same time for 1 as for 64 environments. CartPole on one core, thousands of env
@@ -105,17 +104,19 @@ def _make(backend: str, config: EnvConfig, target: Target, seeds: list[int], fir
     if isinstance(target, EnvSpec) and backend == "native":
         if is_atari(target):
             return atari.make_atari(target, {"num_threads": n_threads, **config.kwargs}, config.options, seeds)
-        return gymnasium_vector.make_native(target, _vector_arguments(config), seeds, first)
+        return gymnasium_vector.make_native(target, _vector_arguments(config, target), seeds, first)
     if isinstance(target, EnvSpec) and backend == "envpool":
-        return envpool.make_envpool(target.id, {"num_threads": n_threads, **_vector_arguments(config)}, seeds, first)
+        return envpool.make_envpool(
+            target.id, {"num_threads": n_threads, **_vector_arguments(config, target)}, seeds, first
+        )
     made = [env_maker(target, config, seed, index) for index, seed in enumerate(seeds, first)]
     return PythonEnvs([maker for maker, _ in made], seeds, made[0][1], first, config.restarts)
 
 
-def _vector_arguments(config: EnvConfig) -> dict[str, Any]:
-    """The arguments of a native vector environment or of EnvPool, with the time limit of the options."""
-    limit = config.options.max_episode_steps
-    return {**config.kwargs, "max_episode_steps": limit} if limit else dict(config.kwargs)
+def _vector_arguments(config: EnvConfig, target: EnvSpec) -> dict[str, Any]:
+    """The arguments of a native vector environment or of EnvPool, with the time limit that is given."""
+    given = config.options.max_episode_steps or "max_episode_steps" in config.kwargs
+    return {**config.kwargs, **({"max_episode_steps": _limit(config, target) or 2**31 - 1} if given else {})}
 
 
 def _needs_python(config: EnvConfig, target: Target) -> str:
@@ -128,14 +129,16 @@ def _needs_python(config: EnvConfig, target: Target) -> str:
     return next((key for key, value in keys.items() if value), "")
 
 
-def _check_options(config: EnvConfig, target: Target) -> None:
-    load_wrappers(config.options)
-    limit = config.options.max_episode_steps
-    if limit and isinstance(target, EnvSpec) and "max_episode_steps" in config.kwargs:
+def _limit(config: EnvConfig, target: EnvSpec) -> int:
+    """Steps after which its episodes are truncated; 0: none. Raises ConfigError for a wrong limit, or two of them."""
+    limit, own = config.options.max_episode_steps, config.kwargs.get("max_episode_steps", target.max_episode_steps or 0)
+    if limit and "max_episode_steps" in config.kwargs:
         raise ConfigError(
-            f"env.max_episode_steps={limit} and env_kwargs.max_episode_steps={config.kwargs['max_episode_steps']} are "
-            f"the same limit; give one of them"
+            f"env.max_episode_steps={limit}, env_kwargs.max_episode_steps={own}: the same limit; give one"
         )
+    if not isinstance(own, int) or own < 0:
+        raise ConfigError(f"env_kwargs.max_episode_steps={own!r} must be a whole number of steps, or 0 for no limit")
+    return limit or own
 
 
 def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
@@ -143,7 +146,9 @@ def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
         raise ConfigError(
             f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
         )
-    _check_options(config, target)
+    load_wrappers(config.options)
+    if isinstance(target, EnvSpec):
+        _limit(config, target)
     available, key = backends(target), _needs_python(config, target)
     if key and (config.backend in ("native", "envpool") or (is_atari(target) and config.backend == "auto")):
         raw = ", which gives raw frames to it" if is_atari(target) else " or auto"
@@ -192,17 +197,17 @@ def _fastest(config: EnvConfig, target: Target, n: int, available: list[str]) ->
         return "python"
     if "native" in available and _accepts_kwargs(target, config):
         return "native"
-    if "envpool" in available and target.id in envpool.FASTER and not _vector_arguments(config):
+    if "envpool" in available and target.id in envpool.FASTER and not _vector_arguments(config, target):
         return "envpool"
     return "python"
 
 
-def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
+def _accepts_kwargs(target: EnvSpec, config: EnvConfig) -> bool:
     """Whether the vector environment accepts all of `config.kwargs`; it cannot render."""
-    entry = spec.vector_entry_point
+    entry = target.vector_entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     known = inspect.signature(creator).parameters if creator is not None else {}
-    return all(name in known and name != "render_mode" for name in _vector_arguments(config))
+    return all(name in known and name != "render_mode" for name in _vector_arguments(config, target))
 
 
 def gives_raw_frames(spec: EnvSpec) -> bool:
@@ -330,23 +335,17 @@ def explain_missing_package(target: Target, id_: str) -> Iterator[None]:
 def env_maker(
     target: Target, config: EnvConfig, seed: int = 0, index: int = 0
 ) -> tuple[Callable[[], gymnasium.Env], int]:
-    """A function that makes environment `index`, and the time limit that PythonEnvs counts for it (0: none).
-
-    The function raises ConfigError for an unknown argument, or if the result is not a gymnasium.Env.
-    """
+    """What makes environment `index` or raises ConfigError, and the limit that PythonEnvs counts (0: none)."""
     options, given = config.options, dict(config.kwargs)
     if not isinstance(target, EnvSpec):
         arguments = {**_creator_arguments(target, config, seed, index), **given}
         make = partial(_make_checked, target, target, partial(target, **arguments), config)
         return wrapped_maker(make, options, _named(config, target)), options.max_episode_steps
-    limit = given.pop("max_episode_steps", target.max_episode_steps or 0)
-    if not isinstance(limit, int) or limit < 0:
-        raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
+    given.pop("max_episode_steps", None)
     spec = copy.deepcopy(target)
     spec.order_enforce, spec.disable_env_checker, spec.max_episode_steps = False, True, None
-    if options.max_episode_steps:
-        limit = options.max_episode_steps
-    elif target.additional_wrappers or options.wrappers:  # they wrap the time limit, and may change what a step is
+    limit, inside = _limit(config, target), target.additional_wrappers or options.wrappers
+    if inside and not options.max_episode_steps:  # they wrap the time limit, and may change what a step is
         spec.max_episode_steps, limit = limit or None, 0
     make = partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **given), config)
     return wrapped_maker(make, options, target.id), limit

@@ -85,8 +85,10 @@ class EvaluationFunction(BaseEvaluator):
         return self._checked(found, name)
 
     def _make_env(self) -> Any:
-        env = make_env(self._env)
-        return env.unwrapped.env if isinstance(env.unwrapped, MultiAgentEnv) else env
+        env, limit = make_env(self._env), self._env.options.max_episode_steps
+        if not isinstance(env.unwrapped, MultiAgentEnv):
+            return env
+        return _TimeLimit(env.unwrapped.env, limit) if limit else env.unwrapped.env
 
     def _checked(self, found: Any, name: str) -> dict[str, float]:
         try:
@@ -106,6 +108,31 @@ class EvaluationFunction(BaseEvaluator):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class _TimeLimit:
+    """An environment of PettingZoo, parallel, whose agents are truncated after `limit` steps."""
+
+    def __init__(self, env: Any, limit: int) -> None:
+        self._env, self._limit, self._elapsed = env, limit, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    @property
+    def agents(self) -> list[str]:
+        return [] if self._elapsed >= self._limit else self._env.agents
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._elapsed = 0
+        return self._env.reset(seed=seed, options=options)
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        self._elapsed += 1
+        observations, rewards, terminated, truncated, infos = self._env.step(actions)
+        if self._elapsed >= self._limit:
+            truncated = {agent: not terminated[agent] for agent in truncated}
+        return observations, rewards, terminated, truncated, infos
 
 
 def _unless(stop: Stop, act: Callable[..., Any]) -> Callable[..., Any]:

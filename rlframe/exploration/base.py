@@ -171,10 +171,6 @@ class NetworkNoise(ActionNoise, ABC):
 
     changes = samples = False
 
-    @property
-    def log_prob_known(self) -> bool:
-        return True
-
     @abstractmethod
     def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
         pass

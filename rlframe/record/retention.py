@@ -199,7 +199,8 @@ class Retention:
         kept = [snapshot for snapshot in found if env_steps_of(snapshot) <= env_steps]
         later = [snapshot for snapshot in found if env_steps_of(snapshot) > env_steps]
         if link_target(self._directory / "best") in later:
-            self._repoint("best", max(kept, key=self._score, default=None))
+            scored = [snapshot for snapshot in kept if self._score(snapshot) > -math.inf]
+            self._repoint("best", max(scored, key=self._score, default=None))
         if later:
             self._repoint("last", kept[-1] if kept else None)
         for snapshot in later:

@@ -84,9 +84,10 @@ class CollectHandler:
             return self._complete(argument)
         if command == STATE:
             return self.stepper.state()
-        states = self.parent.receive()  # none: `argument` is a round of new episodes
-        # The parent wrote noise, last row and agent's state to shared memory.
-        load_noise(self.rngs, [unpack_state(words) for words in self.noise])
+        states, noise = self.parent.receive()  # without states `argument` is a round of new episodes
+        # The parent wrote the last row and the agent's state to shared memory.
+        load_noise(self.rngs, [unpack_state(words) for words in noise])
+        self._save_noise()
         if not states:
             self.collector.reset(argument)
             return []

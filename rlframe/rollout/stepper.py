@@ -277,6 +277,7 @@ class WorkerStepper(Stepper):
         for worker in self.group:
             own = list(states[worker.lo - self.lo : worker.hi - self.lo])
             reasons += self.pool.call(worker, RESTORE, values=[own])
+            worker.needs_reset = False  # also of a process that replaced one meanwhile
         return reasons
 
     def pop_events(self) -> BatchEvents:

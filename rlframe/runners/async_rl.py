@@ -61,6 +61,8 @@ class AsyncRl(Runner):
         self._learn_and_post()
         while self._receives_while_due() and self._ready():
             self._receive()
+        if not self.learners.can_receive():  # a snapshot would not have the batch
+            self._learn_and_post()
         while self._at_end and self.learners.updates_due() and not self.stop_requested():
             self._learn_and_post()  # from the last batches too
         self.updates_left = self._at_end and self.learners.updates_due()

@@ -95,7 +95,7 @@ class Runner(ABC):
                 learner.algo.check_run(self.n_steps)
                 learner.algo.check_schedules(self.n_steps)
         self.ranks = self.learners.first.algo.progress.ranks
-        self.log = TrainingLog(self.ranks, stop, options.window)
+        self.log = TrainingLog(self.ranks, stop, options.window, sampler.batch_spec.n_envs)
         self.callbacks = Callbacks(callbacks)
         self.evaluations = EvaluationSchedule(evaluator, self.ranks, options.log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch

@@ -29,11 +29,14 @@ class MinibatchRl(Runner):
             self.refresh()
 
     def _learn(self) -> bool:
-        """Make the updates that are due; False if a stop request leaves some of many for later."""
+        """Make the updates that are due; False if a stop request leaves some of many for later.
+
+        Learners that hold a batch come first, and none is stopped before: snapshots have no batches.
+        """
         n = 0
-        for learner in self.learners.values():
+        for learner in sorted(self.learners.values(), key=lambda each: each.algo.can_receive()):
             while learner.algo.updates_due():
-                if n and n % _CHECK_UPDATES == 0 and self.stop_requested():
+                if n and n % _CHECK_UPDATES == 0 and self.learners.can_receive() and self.stop_requested():
                     return False
                 self.update(learner)
                 n += 1

@@ -90,8 +90,8 @@ class Recorder(Callback):
 
     def _follow(self, runner: Training) -> None:
         """Know how the agent explores in the next batch; one that is collected ahead may be of another level."""
-        ahead = runner.sampler.collects_ahead
-        self._behaviour = as_acted if ahead else runner.agent.behaviour(first_env_of_rank(runner.sampler.batch_spec.B))
+        sampler = runner.sampler
+        self._behaviour = runner.agent.behaviour(first_env_of_rank(sampler.batch_spec.B), sampler.collects_ahead)
 
     def _cutter(self, stream: int) -> EpisodeCutter:
         if stream not in self._cutters:

@@ -45,9 +45,10 @@ class Exited(ReadableError):
 class TrainingLog:
     """Owned by a runner and saved with it: everything that the next row of the log is made from."""
 
-    def __init__(self, ranks: Ranks, stop: str, window: int) -> None:
+    def __init__(self, ranks: Ranks, stop: str, window: int, n_envs: int) -> None:
         """Args:
         stop: the text of a StopRule; empty: none.    window: episodes, over all ranks, in episode/return_mean.
+        n_envs: environments of each rank.
         """
         self.stop, self._rule = stop, StopRule(stop) if stop else None
         self.rule_holds = False  # on the newest values
@@ -56,6 +57,7 @@ class TrainingLog:
         self.recent: deque[Trajectory] = deque(maxlen=n_own)  # of this rank
         self.least_exploring: deque[Trajectory] = deque(maxlen=n_own)  # the same of environments that explore least
         self.unrecorded: list[dict[str, Any]] = []  # rows for episodes.csv
+        self._n_envs = n_envs
         self.env_seeds: Sequence[int] = ()  # of this rank's environments, for episodes.csv
         self.n_episodes = 0  # of this rank
         self.last = -1  # the runner's clock at the last row; -1: there is no row yet
@@ -75,7 +77,7 @@ class TrainingLog:
         seed = {"seed": self.env_seeds[episode.env]} if self.env_seeds else {}
         return {
             "env_steps": env_steps,
-            "env": self.ranks.rank * len(self.env_seeds) + episode.env,
+            "env": self.ranks.rank * self._n_envs + episode.env,
             **({"agent": episode.agent} if episode.agent else {}),
             **seed,
             "return": episode.return_,

@@ -135,13 +135,14 @@ class CpuSampler(Sampler):
         rngs = generators(0, Role.NOISE, self.envs.n)
         load_noise(rngs, state["noise"])
         round_ = 0 if "envs" in state else new_round(rngs)
-        self.noise[...] = [pack_state(rng) for rng in rngs]
+        noise = [pack_state(rng) for rng in rngs]
         if "envs" in state:
             self.batch.load_last_row(state["row"])
         reasons: list[str] = []
         for worker in self.envs.workers:
-            own = state.get("envs", [])[worker.lo : worker.hi]
+            own = state.get("envs", [])[worker.lo : worker.hi], noise[worker.lo : worker.hi]
             reasons += self.envs.call(worker, cpu_worker.LOAD_STATE, round_, [own])
+            worker.needs_reset = False  # also of a process that replaced one meanwhile
         if "envs" not in state:
             self.tracker.forget()
             self.tracker.partial[:] = self.config.decorrelation_steps > 0

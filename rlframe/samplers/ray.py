@@ -234,16 +234,17 @@ class RaySampler(Sampler):
         b = config.batch_B // n
         self._samples, self._columns = batch.samples(), [batch.columns(i * b, i * b + b) for i in range(n)]
         self.backend = f"{envs.give(agent)}, in {n} actors of Ray"
-        self._batches, self._end = _Batches(envs), 0
+        self._batches, self._end, self._n_restarts = _Batches(envs), 0, envs.restarts.n
 
     def collect(self) -> Samples:
         references = [self.actors.ask(i) for i in range(len(self._columns))]
-        n_env_steps, n_restarts, limit_s = 0, self.actors.restarts.n, self.config.timeout_s
+        n_env_steps, limit_s = 0, self.config.timeout_s
         for i, (reference, columns) in enumerate(zip(references, self._columns, strict=True)):
             result = self.actors.sure(i, reference, partial(self.actors.ask, i), limit_s)
             self._batches.take(i, result, columns)
             n_env_steps += result.samples.n_env_steps
-        start = self._end + (self.actors.restarts.n > n_restarts)  # a gap, where open episodes are cut
+        n_restarts, self._n_restarts = self._n_restarts, self.actors.restarts.n
+        start = self._end + (self._n_restarts > n_restarts)  # a gap, where open episodes are cut
         self._end = start + self.batch_spec.T
         return replace(self._samples, n_env_steps=n_env_steps, start=start)
 

@@ -164,7 +164,10 @@ def test_a_rate_that_is_set_is_that_of_all_parts_with_its_key() -> None:
     assert algo.critic_optimizer.rate != 0.25
 
 
-@pytest.mark.parametrize(("rho", "c"), [(0.5, 1.0), ("linear(1,0.5)", 1.0), (1.0, "linear(1,1.2)")])
+CROSSES = ("exponential(2,1)", "linear(2,1)")  # between their ends, which are equal
+
+
+@pytest.mark.parametrize(("rho", "c"), [(0.5, 1.0), ("linear(1,0.5)", 1.0), (1.0, "linear(1,1.2)"), CROSSES])
 def test_traces_longer_than_their_ratios_are_refused(rho: Any, c: Any) -> None:
     for name in ("impala", "appo"):
         with pytest.raises((ConfigError, ValueError), match=r"must be at least algo\.c_clip"):

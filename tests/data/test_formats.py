@@ -54,6 +54,14 @@ def test_rows_are_read_back_bit_for_bit_here_and_by_minari(
             assert np.array_equal(x, y)
 
 
+def test_datasets_may_lie_in_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "here")
+    tools.write(NewDataset("test-v0", NESTED, BOX, SPEC, {}, "arrow", "lz4"), episodes([5, 1], NESTED, BOX))
+    assert open_dataset("test-v0").n_steps == 6
+    assert (tmp_path / "here/test-v0").is_dir()
+
+
 @pytest.mark.parametrize("kind", ["arrow", "hdf5"])
 def test_numbers_that_count_from_elsewhere_are_stored_as_the_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

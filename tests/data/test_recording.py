@@ -232,6 +232,15 @@ def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Pat
         assert all(map(np.array_equal, arrays(one), arrays(other)))
 
 
+def test_probabilities_of_actions_that_were_not_drawn_are_not_recorded(tmp_path: Path) -> None:
+    words = [*RUN, "algo.explore=none", "runner.n_steps=512", f"log_dir={tmp_path}", f"record={tmp_path}/greedy-v0"]
+    assert launch.main(words) == 0
+    recorded = np.concatenate([each.info["log_prob"] for each in open_dataset(tmp_path / "greedy-v0").episodes()])
+    assert np.isnan(recorded).all()
+    with pytest.raises(ConfigError, match="with explore=none are not known"):
+        rlframe.load_policy(tmp_path / "run_0").target()
+
+
 def test_how_probable_actions_of_dqn_were_is_recorded_as_its_epsilon_falls(tmp_path: Path) -> None:
     dqn = ("algo=dqn", "env=CartPole-v1", "sampler.batch_T=8", "sampler.batch_B=2", "eval.n_episodes=0", "threads=1")
     small = ("model.hidden=[8]", "log_level=WARNING", "affinity=none", "algo.learning_starts=64", "algo.replay_ratio=1")

@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium
@@ -13,7 +14,7 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, debug_envs, make, make_envs
 from rlframe.envs.make import resolve
-from tests.envs.rows import made
+from tests.envs.rows import made, walk
 
 
 def refused(id_: object, n: int = 1, backend: str = "auto", **kwargs: object) -> str:
@@ -34,6 +35,13 @@ def refused(id_: object, n: int = 1, backend: str = "auto", **kwargs: object) ->
 )
 def test_cartpole_is_native_from_eight_environments(n: int, kwargs: dict[str, object], backend: str) -> None:
     assert made("CartPole-v1", n, **kwargs).backend == backend
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_a_time_limit_of_0_is_none_and_a_negative_one_an_error_on_every_backend(n: int) -> None:
+    with closing(made("CartPole-v1", n, max_episode_steps=0)) as envs:
+        assert not walk(envs, 1).truncated.any()
+    assert "max_episode_steps=-1 must be a whole number of steps" in refused("CartPole-v1", n, max_episode_steps=-1)
 
 
 def test_a_backend_can_be_chosen() -> None:

@@ -51,6 +51,14 @@ def test_links_are_restored_by_scores_of_the_newest_ones_metric(tmp_path: Path) 
     assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 30)
 
 
+def test_a_snapshot_without_a_score_is_never_the_best(tmp_path: Path) -> None:
+    retention = Retention(tmp_path, SnapshotPolicy("all"))
+    for step, score in ((10, math.nan), (20, math.nan), (30, 3.0)):
+        offered(retention, step, score)
+    retention.truncate_after(20)
+    assert link_target(tmp_path / "best") is None
+
+
 def test_all_keeps_every_one_and_marks_the_best(tmp_path: Path) -> None:
     retention = Retention(tmp_path, SnapshotPolicy("all", keep=1))
     for step, score in ((10, 1.0), (20, 3.0), (30, 2.0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ pytest.importorskip("pettingzoo")
 
 import rlframe
 from rlframe.record.snapshot import load_snapshot
+from rlframe.runners import Callback
 from tests.runners.resumed import assert_resumed_exactly
 
 SIZES = "sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1"
@@ -30,6 +32,37 @@ def test_a_resumed_run_of_agents_equals_one_that_was_not_stopped(
     assert_resumed_exactly(f"{case} runner.n_steps=240 runner.log_interval_steps=80", tmp_path, monkeypatch)
 
 
+class StopAt(Callback):
+    """Asks to stop at an update of the policy that learns from replay."""
+
+    update = -1
+
+    def on_update(self, metrics: Any) -> None:
+        if self.learner == "blue" and self.runner.learners["blue"].algo.progress.updates == StopAt.update:
+            self.stop("enough")
+
+
+def test_a_stop_amid_updates_loses_the_batch_of_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    game = "env=rlframe.envs.debug_agents:TwoStepGame agents.map.agent_0=red agents.map.agent_1=blue algo=ppo"
+    blue = ["algo=dqn", "algo.batch_size=4", "algo.replay_ratio=16", "algo.learning_starts=8", "algo.replay.size=100"]
+    words = [*game.split(), "algo.epochs=1", "algo.minibatches=1", *(f"agents.policies.blue.{word}" for word in blue)]
+    words += ["runner=minibatch_rl", "runner.n_steps=64", *SIZES.replace("batch_B=2", "batch_B=1").split()[:-2]]
+    settings = dict(word.split("=", 1) for word in words)
+
+    def updates_of(run: Any) -> dict[str, int]:
+        run.train()
+        return {name: each.algo.progress.updates for name, each in run.runner.learners.items()}
+
+    with rlframe.build(**settings, callbacks=[StopAt]) as run:
+        whole = updates_of(run)
+    monkeypatch.setattr(StopAt, "update", 40)
+    with rlframe.build(**settings, callbacks=[StopAt]) as run:
+        assert updates_of(run)["blue"] < whole["blue"]
+        run.save(tmp_path / "stopped")
+    with rlframe.restore(tmp_path / "stopped", trust=True) as run:
+        assert updates_of(run) == whole
+
+
 def test_two_algorithms_learn_side_by_side_and_count_steps_and_rows(tmp_path: Path) -> None:
     settings = dict(word.split("=", 1) for word in f"{TWO} runner.n_steps=256".split())
     result = rlframe.train(**settings, log_dir=str(tmp_path))
@@ -39,6 +72,22 @@ def test_two_algorithms_learn_side_by_side_and_count_steps_and_rows(tmp_path: Pa
     state = load_snapshot(result.directory)[0]
     assert {"agent/even", "agent/odd", "algo/even", "algo/odd"} <= set(state)
     assert 0 < row["replay/odd/rows"] < row["agent_steps"]
+
+
+def rounds(policy: Any, make_env: Any) -> dict[str, float]:
+    env, n = make_env(), 0
+    observations, _ = env.reset(seed=3)
+    while env.agents:
+        observations, _, terminated, truncated, _ = env.step(policy.act(observations))
+        n += 1
+    assert all(terminated[agent] != truncated[agent] for agent in truncated)
+    return {"return_mean": n}
+
+
+def test_a_function_that_evaluates_has_environments_with_the_runs_time_limit(tmp_path: Path) -> None:
+    settings = dict(word.split("=", 1) for word in f"{TWO} runner.n_steps=128 env.max_episode_steps=3".split())
+    settings |= {"env_kwargs.death": "0", "eval.function": "tests.runners.test_multi_agent:rounds"}
+    assert rlframe.train(**settings, log_dir=str(tmp_path)).metrics["eval/return_mean"] == 3
 
 
 def test_a_frozen_policy_keeps_the_weights_of_another_run(tmp_path: Path) -> None:

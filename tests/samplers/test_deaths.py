@@ -146,7 +146,18 @@ def test_a_death_before_noise_is_saved_costs_only_the_workers_episodes() -> None
         assert BatchHistory(batches).interruptions == [(8, 2), (8, 3)]
         assert after.start == 17, "a batch that does not continue the one before"
         assert after.inputs.first[0, 2:].all()
-        assert after.valid[0].tolist() == [False, False, True, True]
+        assert after.valid[0].all()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_worker_that_dies_before_it_is_restored_goes_on_with_the_restored_episodes(kind: str) -> None:
+    with sampler_for(kind) as one, sampler_for(kind) as other:
+        collected(one, 1)
+        state = one.state_dict()
+        collected(other, 1)
+        kill(other)
+        assert not any(other.load_state_dict(state))
+        assert_equal(collected(other, 1)[0], collected(one, 1)[0])
 
 
 def test_a_death_before_diagnostics_are_read_costs_only_the_workers_episodes(
