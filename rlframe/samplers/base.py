@@ -167,11 +167,6 @@ class SamplerConfig:
                 f"sampler.complete_episodes=true leaves nothing to sampler.decorrelation_steps="
                 f"{self.decorrelation_steps}: episodes end at different times in the batch anyway; leave one out"
             )
-        if self.complete_episodes and self.env_restarts:
-            raise ConfigError(
-                f"sampler.env_restarts={self.env_restarts} begins episodes in the middle of a batch, which "
-                f"sampler.complete_episodes=true must end in it; leave one out"
-            )
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
         """What the environments of this sampler are made from."""
