@@ -56,7 +56,7 @@ def build(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **
     job = _read(algo, env, n_steps, settings)
     from rlframe.experiment.train import live_run
 
-    return live_run(job, str(settings.get("log_dir", "")))
+    return live_run(job, str(settings.get("log_dir") or ""))
 
 
 def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRun":
@@ -72,7 +72,7 @@ def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRu
         ConfigError: a setting is wrong or cannot change; there is no such run, or it needs trust=True.
         SnapshotError: it has no snapshot.
     """
-    log_dir = str(settings.pop("log_dir", ""))
+    log_dir = str(settings.pop("log_dir", "") or "")
     settings.setdefault("sync", "")  # the state's own is that of another run
     keys = _keys(None, None, n_steps, {"resume": str(path), **settings})
     from rlframe.experiment.job import read_job
@@ -171,7 +171,7 @@ def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) 
     from rlframe.system.machine import gc_paused, limit_threads
 
     given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
-    keys = dotted([*[(key, value) for key, value in given if value is not None], *settings.items()])
+    keys = dotted((key, value) for key, value in [*given, *settings.items()] if value is not None)
     limit_threads(competing_work(keys))
     with gc_paused():
         import rlframe.experiment.train  # noqa: F401  # with all that it loads

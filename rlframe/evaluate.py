@@ -189,7 +189,7 @@ def _eval_keys(words: KeyValues) -> dict[str, Any]:
     for key in _OF_EVAL:
         if key in given and (long := f"eval.{_SHORT.get(key, key)}") in given:
             raise ConfigError(f"{key} is short for {long}; give one of them")
-    if "steps" in given and "n_episodes" in given:
+    if {"steps", "eval.env_steps"} & given.keys() and {"n_episodes", "eval.n_episodes"} & given.keys():
         raise ConfigError("steps and n_episodes both say how long to play; give one of them")
     n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
     steps = words.count("steps", 0)
@@ -215,7 +215,9 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
             raise ConfigError(f"unknown key {key!r}{nearest(key, known)} (--help lists the keys)")
     # The run's own eval.env and eval.env_kwargs would win over env and env_kwargs.
     own_env = {"eval.env": ""} if "env" in words else {}
-    return own_env | {f"eval.{key}" if key.startswith("env_kwargs.") else key: value for key, value in words.items()}
+    return own_env | {
+        f"eval.{key}" if key.partition(".")[0] == "env_kwargs" else key: value for key, value in words.items()
+    }
 
 
 def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:

@@ -27,7 +27,7 @@ from rlframe.analysis.figures import COLORS, literal, new_figure, save_figure, t
 from rlframe.analysis.results import find_curves
 from rlframe.analysis.search_figure import fill_figure
 from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
-from rlframe.core.command_line import exit_with, paths_and_settings, run_command
+from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import decimals, pluralize, printable
 from rlframe.core.files import prepare_output
@@ -82,7 +82,7 @@ class PlotOptions:
 def parse(arguments: Sequence[str]) -> PlotOptions:
     """The options from DIRs and key=value arguments; raises PlotError for wrong ones."""
     dirs, settings = paths_and_settings(arguments)
-    given = {key: _value(key, value) for key, _, value in (word.partition("=") for word in settings)}
+    given = {key: _value(key, value) for key, value in KeyValues(settings).remaining.items()}
     if not dirs:
         raise PlotError("no run directory is given; see python -m rlframe.plot --help")
     return replace(PlotOptions(tuple(map(Path, dirs))), **given)

@@ -106,6 +106,9 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
         prepare_output(Path(out))
     step = marks[0] if marks else math.nan
     comparison = compare(named, metric, low, high)
+    clocks = {each.clock() for files in comparison.files.values() for each in files}
+    if len(clocks) > 1 and (marks or out):
+        raise ConfigError("some of these runs step no environment, so they have no clock in common; leave at= and out=")
     print(_printable(aggregates_table(comparison, step)))
     if len(named) > 1:
         print("\n" + _printable(improvements_table(comparison, step)))
@@ -136,7 +139,8 @@ def _numbers(words: KeyValues, key: str) -> list[float]:
     """The numbers of a key, separated by commas: 500, 50k, 1.5M."""
     text = words.text(key)
     try:
-        return [float(part.rstrip("kM")) * _MULTIPLES.get(part[-1:], 1.0) for part in text.split(",") if text]
+        parts = [(part[:-1], part[-1]) if part[-1:] in _MULTIPLES else (part, "") for part in text.split(",") if text]
+        return [float(number) * _MULTIPLES.get(unit, 1.0) for number, unit in parts]
     except ValueError:
         raise ConfigError(f"{key}={text!r} must be numbers, such as 500 or 50k,1.5M") from None
 

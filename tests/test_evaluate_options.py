@@ -114,6 +114,7 @@ def test_env_kwargs_win_over_those_that_the_run_evaluates_with(tmp_path, capsys)
     capsys.readouterr()
     assert max(lengths(printed(capsys, tmp_path / "run_0", *FEW))) <= 7
     assert set(lengths(printed(capsys, tmp_path / "run_0", *FEW, "env_kwargs.max_episode_steps=4"))) == {4}
+    assert set(lengths(printed(capsys, tmp_path / "run_0", *FEW, "env_kwargs={max_episode_steps: 3}"))) == {3}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -137,11 +138,17 @@ def test_a_run_left_early_is_recorded_with_a_snapshot(tmp_path: Path) -> None:
     )
 
 
+def sized(size: tuple[int, int], **kwargs: Any) -> gymnasium.Env:
+    assert isinstance(size, tuple)
+    return gymnasium.make("CartPole-v1")
+
+
 def test_a_run_is_not_saved_over_something_else(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with rlframe.build("ppo", "CartPole-v1", 64, **SMALL) as run:
+    with rlframe.build("ppo", sized, 64, env_kwargs={"size": (8, 8)}, **SMALL) as run:
         with pytest.raises(ConfigError, match="is not empty, and holds no run"):
             run.save(tmp_path)
+        run.save(tmp_path / "own")
         run.save(tmp_path / "own")
     with (
         rlframe.build("ppo", "CartPole-v1", 65, **SMALL) as other,
@@ -150,10 +157,18 @@ def test_a_run_is_not_saved_over_something_else(tmp_path: Path) -> None:
         other.save(tmp_path / "own")
 
 
+def test_none_stands_for_a_setting_that_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with rlframe.build("ppo", "CartPole-v1", 64, **SMALL, log_dir=None, name=None, sync=None) as run:
+        run.train()
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"algo": "pppo"}, "did you mean ppo"),
+        ({"algo": {"clip": None}}, "algo.clip has no value; leave it out for its default"),
         ({"algo.learning_rte": 1}, "did you mean algo.learning_rate"),
         ({"dry_run": True}, "dry_run=True is no setting of a run: it is for the command line"),
         ({"resume": "/nowhere"}, "name a run directory"),

@@ -93,6 +93,7 @@ eval.opponents=[random] eval.n_episodes=0 -> eval.opponents=[random] would do no
 eval.function=os.path:join eval.explore=true -> eval.explore=True is of episodes that rlframe plays, not of eval.func
 eval.function=os.path:join eval.max_length=5 -> eval.max_length=5 is of episodes that rlframe plays, not of eval.func
 eval.opponents=[random] eval.env_steps=40 -> eval.env_steps=40 is of episodes that rlframe plays, not of eval.opponents
+name=x/../../evil -> name='x/../../evil' must be usable as the name of a directory
 resume= -> resume= is empty, perhaps an unset shell variable
 experiment= seed=1 -> experiment= is empty, perhaps an unset shell variable
 """

@@ -19,9 +19,11 @@ def new_figure(width: float = 7.5, height: float = 4.6) -> Any:
 
 
 def save_figure(figure: Any, out: Path) -> None:
-    """Write the image file; raises PlotError if that fails."""
-    if not out.suffix:
-        raise PlotError(f"out={out} has no ending that says what kind of image it is; use {out}.png, .pdf or .svg")
+    """Write the image file; raises PlotError if that fails, or before if its ending is not that of an image."""
+    if out.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
+        raise PlotError(
+            f"out={out} has no ending that says what kind of image it is; use {out.with_suffix('')}.png, .pdf or .svg"
+        )
     try:
         clear_output(out)
         figure.savefig(out)

@@ -1,5 +1,6 @@
 """Markdown tables of result files: what each reached, when, and algorithms over several tasks; with 95 % intervals."""
 
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -135,13 +136,15 @@ def compare(
         if len(others) != len(paths):
             counts = f"{first} has {pluralize(len(paths), 'file')}, {name} {len(others)}"
             raise ConfigError(f"{counts}; name one for each task, in the same order of tasks")
-    if len(paths) > 1 and not (low and high):
+    if bool(low) != bool(high):
+        raise ConfigError("low= and high= are the returns that score 0 and 1; give both, or none")
+    if len(paths) > 1 and not low:
         raise ConfigError(f"{len(paths)} tasks need low= and high=, the returns that score 0 and 1 on each")
     found = {name: [read_results(path) for path in each] for name, each in files.items()}
     for each in zip(*found.values(), strict=True):
-        keys = {key for results in each for key in results.config if key.startswith("env_kwargs.")}
-        for key in ("env", *sorted(keys)):
-            values = {str(results.config[key]) for results in each if key in results.config}
+        for key in ("env", "env_kwargs", "eval.env", "eval.env_kwargs"):
+            of_all = [results.config[key] for results in each if key in results.config]
+            values = {x if isinstance(x, str) else json.dumps(x, sort_keys=True) for x in of_all}
             if len(values) > 1:
                 raise ConfigError(
                     f"{key}={' and '.join(sorted(values))} are compared; name the tasks in the same order for all"

@@ -65,7 +65,7 @@ class KeyValues:
             raise ConfigError(f"{key}={value!r} must be a whole number") from None
         if not number.is_integer() or number < 0:
             raise ConfigError(f"{key}={value!r} must be a whole number, not negative")
-        return int(number)
+        return int(value) if value.isdecimal() else int(number)  # exact, where a float is not
 
     def number(self, key: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
         """The value of a key that is a number from `low` to `high`; the default may be any."""
@@ -151,12 +151,12 @@ def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: st
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL and _is_main_thread():  # set by a command for its imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    show_traceback = "traceback=true" in argv
+    show_traceback, words = "traceback=true" in argv, [word for word in argv if not word.startswith("traceback=")]
     try:
-        if usage and (not argv or HELP & set(argv)):
+        if usage and (not words or HELP & set(words)):
             print(usage, flush=True)
-            return 0 if argv else 2
-        status = body([_with_home(word) for word in argv if not word.startswith("traceback=")])
+            return 0 if words else 2
+        status = body([_with_home(word) for word in words])
         sys.stdout.flush()  # here, where a reader that has exited is no error
         return status
     except ReadableError as error:

@@ -251,7 +251,9 @@ def plain(value: Any) -> Any:
         return str(value)  # not in JSON; the command line reads the text as the same number
     if isinstance(value, Schedule):
         return value.text
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:

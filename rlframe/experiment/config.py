@@ -109,6 +109,8 @@ class Experiment:
     @chz.validate
     def _check(self) -> None:
         check_env_vars(self.env_vars)
+        if self.name in (".", "..") or {"/", "\\"} & {*self.name}:
+            raise ConfigError(f"name={self.name!r:.60} must be usable as the name of a directory")
         if self.learners == 0:
             raise ConfigError("learners=0 must be at least 1, or auto")
         if self.learners != 1 and self.world_size > 1:

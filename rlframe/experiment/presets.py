@@ -23,8 +23,8 @@ _OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the 
 
 def presets_dir() -> Path:
     """The folder experiments/: beside the package in a clone, inside the package in a wheel."""
-    in_clone = Path(__file__).parents[2] / "experiments"
-    return in_clone if in_clone.is_dir() else Path(__file__).parents[1] / "experiments"
+    in_wheel = Path(__file__).parents[1] / "experiments"
+    return in_wheel if in_wheel.is_dir() else Path(__file__).parents[2] / "experiments"
 
 
 def preset_names() -> list[str]:
@@ -198,7 +198,7 @@ def early_env_vars(keys: Mapping[str, Any]) -> dict[str, str]:
     Those of a run's params.json, which may come from another person, only with trust=true.
     """
     is_of_run = "resume" in keys or str(keys.get("experiment", "")).endswith(".json")
-    settings = _settings(keys) if not is_of_run or keys.get("trust") == "true" else keys
+    settings = _settings(keys) if not is_of_run or str(keys.get("trust")).lower() == "true" else keys
     found: dict[str, Any] = {}
     for key, value in settings.items():
         group, _, name = str(key).partition(".")

@@ -199,6 +199,8 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
             arguments[_field_of(key)] = tuple(value)  # text would leave the objects behind
         elif isinstance(part, Part) and part.is_own(value):
             arguments |= {key: chz.Castable(OWN), f"{key}.name": chz.Castable(_text(value))}
+        elif value is None:
+            raise ConfigError(f"{key} has no value; leave it out for its default")
         else:
             arguments[_field_of(key)] = chz.Castable(_text(value))
     try:

@@ -122,7 +122,7 @@ def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
         raise ConfigError(
             f"stack=[{','.join(seeds)}] is what a study starts for stack=true; give it sweep.seed= or repeats="
         )
-    trusts = {"trust": "true"} if words.get("trust") == "true" or foreign(words) else {}
+    trusts = {"trust": "true"} if words.get("trust", "").lower() == "true" or foreign(words) else {}
     length = {key: x for key, x in words.items() if key == "runner.n_steps"}  # it may have been shorter before
     jobs = []
     for seed in seeds:

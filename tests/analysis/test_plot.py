@@ -228,7 +228,7 @@ def test_without_evaluation_training_returns_are_plotted_with_a_warning(
         ("smooth=0", "smooth='0' is not a whole number >= 1"),
         ("bound=high", "bound='high' is not a number"),
         ("y=eval/retrn_mean", "did you mean eval/return_mean"),
-        ("out=curves.foo", r"cannot write curves\.foo"),
+        ("out=curves.foo", r"use curves\.png, \.pdf or \.svg"),
         ("out=curves", r"use curves\.png, \.pdf or \.svg"),
         ("out=/proc/x.png", r"out=/proc/x\.png cannot be written"),
         ("nowhere", "nowhere is not a directory"),

@@ -27,8 +27,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"t/{name}.json").write_text(f'{{"config": {{"env": "{env}"}}, "measured": []}}')
     for name, level in (("a_one", 1), ("hard", 2)):
         (tmp_path / f"t/{name}.csv").write_text((tmp_path / "t/a_one.csv").read_text())
-        own = f'{{"env": "one", "env_kwargs.level": {level}}}'
+        own = f'{{"env": "one", "env_kwargs": {{"level": {level}}}}}'
         (tmp_path / f"t/{name}.json").write_text(f'{{"config": {own}, "measured": []}}')
+    (tmp_path / "t/data.csv").write_text("seed,env_steps,updates,eval/return_mean\n0,0,1000,3\n")
+    (tmp_path / "t/data.json").write_text('{"config": {"env": "one"}, "measured": []}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -91,7 +93,10 @@ def test_algorithms_are_compared_by_normalised_scores(folder: Path, capsys: pyte
         (["a=t/a_one.csv", "low=1", "high=0"], "must be below high"),
         (["a=t/a_one.csv", "low=1,2", "high=3"], "low= has 2 numbers for 1 task"),
         (["a=t/lost.csv"], "t/lost.csv does not exist"),
-        (["a=t/a_one.csv", "b=t/hard.csv"], "env_kwargs.level=1 and 2 are compared; name the tasks in the same order"),
+        (["a=t/a_one.csv", "b=t/hard.csv"], 'env_kwargs={"level": 1} and {"level": 2} are compared; name the tasks'),
+        (["a=t/a_one.csv", "low=3"], "low= and high= are the returns that score 0 and 1; give both, or none"),
+        (["a=t/a_one.csv", "b=t/data.csv", "at=1k"], "they have no clock in common; leave at= and out="),
+        (["a=t/a_one.csv", "at=1kk"], "at='1kk' must be numbers"),
         (["a=t"], "a=t is a directory, not a result file; name its files, such as a=t/a_one.csv"),
         (["a=."], "a=. is a directory, not a result file; make one of its runs by: rlframe results add DIR out=FI"),
         (["a=t/a_one"], "a=t/a_one does not exist; did you mean a=t/a_one.csv?"),
@@ -104,6 +109,14 @@ def test_a_wrong_comparison_is_refused(
 ) -> None:
     assert main(["compare", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_figure_that_is_no_image_replaces_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    before = (folder / "t/a_one.csv").read_text()
+    assert main(["compare", "a=t/a_one.csv", "out=t/a_one.csv"]) == 2
+    assert "out=t/a_one.csv has no ending that says what kind of image it is" in capsys.readouterr().err
+    assert (folder / "t/a_one.csv").read_text() == before
 
 
 def test_a_comparison_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
