@@ -131,7 +131,8 @@ def _needs_python(config: EnvConfig, target: Target) -> str:
 
 def _limit(config: EnvConfig, target: EnvSpec) -> int:
     """Steps after which its episodes are truncated; 0: none. Raises ConfigError for a wrong limit, or two of them."""
-    limit, own = config.options.max_episode_steps, config.kwargs.get("max_episode_steps", target.max_episode_steps or 0)
+    limit, of_id = config.options.max_episode_steps, max(0, target.max_episode_steps or 0)  # -1 is none in Gymnasium
+    own = config.kwargs.get("max_episode_steps", of_id)
     if limit and "max_episode_steps" in config.kwargs:
         raise ConfigError(
             f"env.max_episode_steps={limit}, env_kwargs.max_episode_steps={own}: the same limit; give one"
