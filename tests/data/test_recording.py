@@ -232,12 +232,25 @@ def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Pat
         assert all(map(np.array_equal, arrays(one), arrays(other)))
 
 
-def test_probabilities_of_actions_that_were_not_drawn_are_not_recorded(tmp_path: Path) -> None:
-    words = [*RUN, "algo.explore=none", "runner.n_steps=512", f"log_dir={tmp_path}", f"record={tmp_path}/greedy-v0"]
-    assert launch.main(words) == 0
-    recorded = np.concatenate([each.info["log_prob"] for each in open_dataset(tmp_path / "greedy-v0").episodes()])
-    assert np.isnan(recorded).all()
-    with pytest.raises(ConfigError, match="with explore=none are not known"):
+PENDULUM = "env=Pendulum-v1 env.max_episode_steps=20"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "algo=a2c env=CartPole-v1 algo.explore=none",
+        f"algo=a2c {PENDULUM} algo.explore=gsde",
+        f"algo=sac {PENDULUM} algo.explore=gsde algo.learning_starts=100",
+        f"algo=sac {PENDULUM} algo.explore=sample_hold algo.learning_starts=100",
+    ],
+)
+def test_probabilities_of_actions_that_were_not_drawn_by_them_are_not_recorded(tmp_path: Path, words: str) -> None:
+    others = [word for word in RUN if not word.startswith(("algo=", "env="))]
+    given = [*others, *words.split(), "runner.n_steps=512", f"log_dir={tmp_path}", f"record={tmp_path}/own-v0"]
+    assert launch.main(given) == 0
+    found = np.concatenate([each.info["log_prob"] for each in open_dataset(tmp_path / "own-v0").episodes()])
+    assert np.isnan(found).all()
+    with pytest.raises(ConfigError, match="are not known"):
         rlframe.load_policy(tmp_path / "run_0").target()
 
 
