@@ -162,6 +162,6 @@ def test_statistics_move_once_a_batch_after_learning_and_count_every_row_once(
         torch.testing.assert_close(value, samples.info.value, rtol=1e-5, atol=1e-5)  # acting = learning statistics
         seen.append(samples.inputs.observation[:-1].double().reshape(-1, 3).numpy().copy())
         learn(algo, samples)
-        norm = agent.model.norm.parts[0]
+        norm = agent.model.observation_norm.parts[0]
         assert int(norm.count) == 48 * n
         np.testing.assert_allclose(norm.mean, np.concatenate(seen).mean(0), rtol=1e-10, atol=1e-12)

@@ -136,7 +136,7 @@ def test_the_normaliser_is_the_agents_and_sees_every_row_once(module: Any) -> No
     algo = identity_learner(module, model={"hidden": (8,), "normalize_observation": True})
     batches = identity_batches(algo, 3)
     learn(algo, batches)
-    norm = algo.agent.model.norm.parts[0]
+    norm = algo.agent.model.observation_norm.parts[0]
     assert norm.count.item() == 3 * 8
     seen = torch.cat([samples.inputs.observation[:-1].flatten() for samples in batches])
     assert norm.mean.item() == pytest.approx(seen.mean().item(), rel=1e-5)

@@ -92,8 +92,16 @@ TRANSFORMER = {"model.memory": "transformer", "model.memory_window": 65536}
             "eval.n_episodes=1000000000 must be from 0 to 1e+07",
         ),
         ({"threads": 1000}, CHOICE, "threads=1000 are more than 32, 16 for each of 2 CPUs; use threads=2 or less"),
-        ({"world_size": 10**5, "eval.n_episodes": 10**6}, CHOICE, "100,000 processes are too many for this machine"),
-        ({"learners": 10**5, "eval.n_episodes": 10**6}, CHOICE, "100,000 processes are too many for this machine"),
+        (
+            {"world_size": 10**5, "eval.n_episodes": 10**6, "eval.n_envs": 10**5},
+            CHOICE,
+            "100,000 processes are too many for this machine",
+        ),
+        (
+            {"learners": 10**5, "eval.n_episodes": 10**6, "eval.n_envs": 10**5},
+            CHOICE,
+            "100,000 processes are too many for this machine",
+        ),
         (
             {"sampler": "cpu", "sampler.n_workers": 10**6, "sampler.batch_B": 10**6},
             CHOICE,

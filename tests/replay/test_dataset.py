@@ -142,7 +142,7 @@ def test_observations_of_data_beside_which_it_plays_are_in_the_statistics_once(t
     config = dqn.Config(replay=OfDatasets(path=path, live=0.5, size=100), learning_starts=1_000)
     agent = config.make_agent(*CARTPOLE, ModelConfig(hidden=(8,), normalize_observation=True))
     algo = config.make_algorithm(agent, SPEC, 1_000)
-    statistics = agent.model.norm.parts[0]
+    statistics = agent.model.observation_norm.parts[0]
     live = list(as_batches(open_dataset(path).episodes(), CARTPOLE[1], 4))[:2]
     counts = []
     for batch in live:

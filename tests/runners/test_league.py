@@ -132,7 +132,7 @@ def weights_of(past: Any) -> dict[str, torch.Tensor]:
         ("agents.policies.red.algo=dqn", "remove agents.policies"),
         ("runner=async_rl", "use runner=minibatch_rl_eval"),
         ("agents.league.size=2", "agents.league.size=2 must be above"),
-        ("learners=2 eval.n_episodes=2", "needs world_size=1"),
+        ("learners=2 eval.n_episodes=2 eval.n_envs=2", "needs world_size=1"),
     ],
 )
 def test_what_does_not_fit_a_league_is_refused(

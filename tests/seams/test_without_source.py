@@ -145,7 +145,7 @@ def test_statistics_of_observations_are_those_of_the_data_and_a_sampler_goes_on(
     with OfflineRl(Learner(agent, algo), OPTIONS) as runner:
         runner.train()
     speed = torch.cat([samples.observation[samples.valid] for samples in data])[:, 1]
-    (norm,) = agent.model.norm.parts
+    (norm,) = agent.model.observation_norm.parts
     assert norm.mean[1].item() == pytest.approx(speed.mean().item(), abs=0.15 * speed.std().item())
     assert norm.variance[1].sqrt().item() == pytest.approx(speed.std().item(), rel=0.15)
     before = norm.count.item()
