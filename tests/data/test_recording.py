@@ -205,10 +205,10 @@ def test_an_evaluation_records_all_lives_of_the_games_that_it_counts(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_leaves_whole_episodes_and_records_on(tmp_path: Path) -> None:
-    whole = [*RUN, "runner.n_steps=60_000", f"log_dir={tmp_path}/whole", f"record={tmp_path}/whole-v0"]
+    whole = [*RUN, "runner.n_steps=200_000", f"log_dir={tmp_path}/whole", f"record={tmp_path}/whole-v0"]
     assert launch.main(whole) == 0
     command = [sys.executable, "-m", "rlframe.launch"]
-    words = [*RUN, "runner.n_steps=60_000", f"log_dir={tmp_path}/parts", f"record={tmp_path}/parts-v0"]
+    words = [*RUN, "runner.n_steps=200_000", f"log_dir={tmp_path}/parts", f"record={tmp_path}/parts-v0"]
     rng, kills, path = np.random.default_rng(0), 0, tmp_path / "parts-v0"
     while True:
         resume = (tmp_path / "parts/run_0/params.json").exists()
