@@ -250,11 +250,8 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
 
 def _logged_return(trained: Trained) -> float:
     """The mean return that the run logged when it wrote the snapshot. Raises ConfigError if it has none."""
-    config = trained.experiment.eval
-    if config.plays_no_episodes:
-        by = config.function or f"[{','.join(config.opponents or config.estimate)}]"
-        key = "function" if config.function else "opponents" if config.opponents else "estimate"
-        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.{key}={by:.100}")
+    if other := trained.experiment.eval.replacement:
+        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by {other}")
     return report.logged_return(params_of(trained.snapshot).with_name(_LOG), trained.step)
 
 

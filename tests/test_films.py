@@ -81,7 +81,10 @@ def test_a_missing_package_is_an_error_before_the_training(tmp_path, capsys, mon
     ("words", "message"),
     [
         (["eval.video_every=-1"], "eval.video_every=-1 must be"),
-        (["eval.video_every=1", "eval.function=tests.test_films:constant"], "eval.function plays its own"),
+        (
+            ["eval.video_every=1", "eval.function=tests.test_films:constant"],
+            "eval.video_every=1 is of episodes that rlframe plays",
+        ),
         (["eval.video_every=1", "runner=minibatch_rl"], "this run makes none"),
     ],
     ids=str,

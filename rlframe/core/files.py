@@ -165,6 +165,12 @@ def in_turn(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def check_name(name: str) -> None:
+    """Raise ConfigError unless a directory can have this name."""
+    if name in ("", ".", "..") or {"/", "\\"} & {*name}:
+        raise ConfigError(f"name={name!r:.60} must be usable as the name of a directory")
+
+
 def check_folder(folder: Path) -> None:
     """Raise OSError unless files can be made in a folder."""
     with TemporaryFile(dir=folder):

@@ -116,7 +116,8 @@ def _make(backend: str, config: EnvConfig, target: Target, seeds: list[int], fir
 def _vector_arguments(config: EnvConfig, target: EnvSpec) -> dict[str, Any]:
     """The arguments of a native vector environment or of EnvPool, with the time limit that is given."""
     given = config.options.max_episode_steps or "max_episode_steps" in config.kwargs
-    return {**config.kwargs, **({"max_episode_steps": _limit(config, target) or 2**31 - 1} if given else {})}
+    limit = _limit(config, target) or 2**31 - 1  # an int32's largest: none
+    return {**config.kwargs, "max_episode_steps": limit} if given else dict(config.kwargs)
 
 
 def _needs_python(config: EnvConfig, target: Target) -> str:
@@ -134,9 +135,7 @@ def _limit(config: EnvConfig, target: EnvSpec) -> int:
     limit, of_id = config.options.max_episode_steps, max(0, target.max_episode_steps or 0)  # -1 is none in Gymnasium
     own = config.kwargs.get("max_episode_steps", of_id)
     if limit and "max_episode_steps" in config.kwargs:
-        raise ConfigError(
-            f"env.max_episode_steps={limit}, env_kwargs.max_episode_steps={own}: the same limit; give one"
-        )
+        raise ConfigError(f"give env.max_episode_steps={limit} or env_kwargs.max_episode_steps={own}, the same limit")
     if not isinstance(own, int) or own < 0:
         raise ConfigError(f"env_kwargs.max_episode_steps={own!r} must be a whole number of steps, or 0 for no limit")
     return limit or own

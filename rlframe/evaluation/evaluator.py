@@ -79,22 +79,21 @@ class EvalConfig:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} must be from 0 to 1")
         if not math.isnan(self.epsilon) and not self.explore:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
-        if self.video_every and self.function:
-            raise ConfigError(f"eval.video_every={self.video_every} films episodes, and eval.function plays its own")
         for method in self.estimate:
             if method not in METHODS:
                 raise ConfigError(f"eval.estimate: {method!r:.60} is not one of {', '.join(METHODS)}")
-        if self.estimate and self.function:
-            raise ConfigError(f"eval.estimate and eval.function={self.function} both replace episodes; choose one")
-        if self.opponents and (other := self.function or ",".join(self.estimate)):
-            raise ConfigError(f"eval.opponents=[{','.join(self.opponents)}] and {other:.100}: choose one of them")
-        if self.opponents and self.video_every:
-            raise ConfigError(f"eval.video_every={self.video_every} films episodes, and eval.opponents plays matches")
+        if len(both := self._replacements()) > 1:
+            raise ConfigError(f"{' and '.join(both)} both replace episodes; choose one of them")
 
     @property
-    def plays_no_episodes(self) -> bool:
-        """Whether something else evaluates: a function, matches or estimates."""
-        return bool(self.function or self.opponents or self.estimate)
+    def replacement(self) -> str:
+        """What evaluates in the place of episodes, as a setting: eval.function=..., eval.opponents=[...]; or empty."""
+        return "".join(self._replacements())
+
+    def _replacements(self) -> list[str]:
+        given = {"function": self.function, "opponents": self.opponents, "estimate": self.estimate}
+        words = {key: x if isinstance(x, str) else f"[{','.join(x)}]" for key, x in given.items() if x}
+        return [f"eval.{key}={word:.100}" for key, word in words.items()]
 
 
 Stop = Callable[[], bool]

@@ -16,9 +16,9 @@ from rlframe.runners.stop_rule import StopRule
 from rlframe.system.cluster import RayOptions
 
 _NOT_READ_BY = {  # what evaluates instead of episodes: the keys of episodes that it does not read
-    "function": ("explore", "max_length", "env_steps"),
-    "estimate": ("max_length", "env_steps"),
-    "opponents": ("env_steps",),
+    "eval.function": ("explore", "max_length", "env_steps", "video_every"),
+    "eval.estimate": ("max_length", "env_steps", "video_every"),
+    "eval.opponents": ("env_steps", "video_every"),
 }
 
 
@@ -50,19 +50,16 @@ def _check_evaluation(experiment: Experiment) -> None:
     config, plain, name = experiment.eval, EvalConfig(), kind_of("runner", experiment.runner)
     if config.env_steps and not config.n_episodes:
         raise ConfigError(f"eval.env_steps={config.env_steps} plays episodes, and eval.n_episodes=0 none; remove one")
-    for instead, keys in _NOT_READ_BY.items():
-        if not (value := getattr(config, instead)):
-            continue
-        given = value if isinstance(value, str) else f"[{','.join(value)}]"
-        what = f"eval.{instead}={given:.100}"
-        if not experiment.evaluates:
-            raise ConfigError(
-                f"{what} would do nothing: runner={name} with eval.n_episodes={config.n_episodes} never evaluates; use "
-                f"runner=minibatch_rl_eval and episodes, or remove it"
-            )
-        for key in keys:
-            if (other := getattr(config, key)) != getattr(plain, key):
-                raise ConfigError(f"eval.{key}={other} is of episodes that rlframe plays, not of {what}; remove it")
+    if not (other := config.replacement):
+        return
+    if not experiment.evaluates:
+        raise ConfigError(
+            f"{other} would do nothing: runner={name} with eval.n_episodes={config.n_episodes} never evaluates; use "
+            f"runner=minibatch_rl_eval and episodes, or remove it"
+        )
+    for key in _NOT_READ_BY[other.partition("=")[0]]:
+        if (value := getattr(config, key)) != getattr(plain, key):
+            raise ConfigError(f"eval.{key}={value} is of episodes that rlframe plays, not of {other}; remove it")
 
 
 def _check_recording(experiment: Experiment) -> None:

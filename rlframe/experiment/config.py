@@ -12,6 +12,7 @@ import chz
 from rlframe.algos.defaults import learns_from
 from rlframe.core.config import AUTO, choice, count, count_or_auto, idle_while, names, option
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import check_name
 from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last
 from rlframe.core.seeding import Role, seed_int
@@ -109,8 +110,8 @@ class Experiment:
     @chz.validate
     def _check(self) -> None:
         check_env_vars(self.env_vars)
-        if self.name in (".", "..") or {"/", "\\"} & {*self.name}:
-            raise ConfigError(f"name={self.name!r:.60} must be usable as the name of a directory")
+        if self.name:
+            check_name(self.name)
         if self.learners == 0:
             raise ConfigError("learners=0 must be at least 1, or auto")
         if self.learners != 1 and self.world_size > 1:
@@ -126,7 +127,7 @@ class Experiment:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
             )
-        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.plays_no_episodes)
+        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.replacement)
         ranks = f"{'learners' if self.learners > 1 else 'world_size'}={self.n_ranks}"
         for key, given in {"n_episodes": self.eval.n_episodes, "n_envs": self.eval.n_envs}.items():
             if episodes and given < self.n_ranks:

@@ -19,7 +19,7 @@ import pyprojroot
 from rlframe.core.arguments import checked
 from rlframe.core.context import set_within
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import LEAST_BYTES, disk_error
+from rlframe.core.files import LEAST_BYTES, check_name, disk_error
 from rlframe.core.ranks import current_ranks
 from rlframe.record import metrics
 from rlframe.record.directory import check_directory, move_failed_start, run_directory
@@ -130,8 +130,7 @@ def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
 
 def dated(name: str, below: str = "") -> Path:
     """A new path data/local/<yyyymmdd>/<hhmmss>/<name>/<below>. Raises ConfigError if `name` is unusable."""
-    if name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise ConfigError(f"name={name!r} must be usable as the name of a directory")
+    check_name(name)
     root = _data_root() / "local"
     when = datetime.now()
     while True:  # another run of this name may have started in the same second

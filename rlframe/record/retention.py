@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -199,8 +199,8 @@ class Retention:
         kept = [snapshot for snapshot in found if env_steps_of(snapshot) <= env_steps]
         later = [snapshot for snapshot in found if env_steps_of(snapshot) > env_steps]
         if link_target(self._directory / "best") in later:
-            scored = [snapshot for snapshot in kept if self._score(snapshot) > -math.inf]
-            self._repoint("best", max(scored, key=self._score, default=None))
+            scores = _scores(kept, self._policy.best)
+            self._repoint("best", max(scores, key=scores.__getitem__, default=None))
         if later:
             self._repoint("last", kept[-1] if kept else None)
         for snapshot in later:
@@ -210,9 +210,7 @@ class Retention:
 
     def _score(self, snapshot: Path) -> float:
         """The saved score; -inf if unreadable or computed from another metric."""
-        meta = _meta(snapshot)
-        score = meta.get("score") if meta.get("score_of", "") == self._policy.best else None
-        return float(score) if isinstance(score, (int, float)) else -math.inf
+        return _scores([snapshot], self._policy.best).get(snapshot, -math.inf)
 
     def _repoint(self, link: str, target: Path | None) -> None:
         if target is not None:
@@ -229,15 +227,18 @@ def _meta(snapshot: Path) -> dict[str, Any]:
         return {}
 
 
+def _scores(snapshots: Sequence[Path], metric: str) -> dict[Path, float]:
+    """The scores of those that have one of this metric (empty: the runner's own)."""
+    metas = {snapshot: _meta(snapshot) for snapshot in snapshots}
+    scores = {snapshot: meta.get("score") for snapshot, meta in metas.items() if meta.get("score_of", "") == metric}
+    return {snapshot: float(score) for snapshot, score in scores.items() if isinstance(score, int | float)}
+
+
 def restore_links(directory: Path) -> None:
     """Make the links `last` and `best` of snapshots that were copied without them; best by the newest one's metric."""
-    metas = {snapshot: _meta(snapshot) for snapshot in list_snapshots(directory)}
-    if not metas:
+    found = list_snapshots(directory)
+    if not found:
         return
-    newest = max(metas)
-    set_link(directory / "last", newest)
-    metric = metas[newest].get("score_of")
-    scored = {snapshot: meta.get("score") for snapshot, meta in metas.items() if meta.get("score_of") == metric}
-    scores = {snapshot: score for snapshot, score in scored.items() if isinstance(score, int | float)}
-    if scores:
+    set_link(directory / "last", found[-1])
+    if scores := _scores(found, _meta(found[-1]).get("score_of", "")):
         set_link(directory / "best", max(scores, key=scores.__getitem__))

@@ -9,7 +9,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.core.objects import ObjectName
-from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
+from rlframe.core.seeding import Role, generator, generators, pack_state
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.collector import Collector
@@ -86,7 +86,7 @@ class CollectHandler:
             return self.stepper.state()
         states, noise = self.parent.receive()  # without states `argument` is a round of new episodes
         # The parent wrote the last row and the agent's state to shared memory.
-        load_noise(self.rngs, [unpack_state(words) for words in noise])
+        load_noise(self.rngs, noise)
         self._save_noise()
         if not states:
             self.collector.reset(argument)

@@ -12,7 +12,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.arguments import checked
 from rlframe.core.ranks import first_env_of_rank
-from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, pack_state, unpack_state
+from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, unpack_state
 from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
@@ -20,7 +20,7 @@ from rlframe.rollout import cpu_worker
 from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
 from rlframe.rollout.collector import Collector, load_running_state, running_state
 from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
-from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
+from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise, noise_state
 from rlframe.rollout.stepper import BatchEvents, Interruptions
 from rlframe.rollout.worker_pool import Worker, WorkerPool, WorkerTask
 from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, name_of_collector
@@ -135,7 +135,7 @@ class CpuSampler(Sampler):
         rngs = generators(0, Role.NOISE, self.envs.n)
         load_noise(rngs, state["noise"])
         round_ = 0 if "envs" in state else new_round(rngs)
-        noise = [pack_state(rng) for rng in rngs]
+        noise = noise_state(rngs)
         if "envs" in state:
             self.batch.load_last_row(state["row"])
         reasons: list[str] = []
