@@ -12,10 +12,9 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import clear_output, prepare_output
+from rlframe.core.files import prepare_output, replacing
 from rlframe.deploy.export import (
     N_CHECKED,
-    ExportError,
     FlatGreedy,
     compare,
     require_onnx,
@@ -77,13 +76,9 @@ def _write(out: Path, kind: str, policy: Policy) -> None:
     """Write a policy, and compare the file with it."""
     flat = FlatGreedy(policy.greedy)
     program = trace(flat)
-    clear_output(out)
-    exported = (save_onnx if kind == "onnx" else save_torch)(program, flat, out)
-    try:
+    with replacing(out) as new:
+        exported = (save_onnx if kind == "onnx" else save_torch)(program, flat, new)
         difference = compare(flat, exported)
-    except ExportError:
-        clear_output(out)
-        raise
     print(f"{out}: {', '.join(flat.inputs)} -> {', '.join(flat.outputs)}, each with a leading batch dimension")
     print(f"checked on {N_CHECKED:,} observations: the actions are the agent's, largest difference {difference:.1e}")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.analysis.curves import PlotError
-from rlframe.core.files import clear_output
+from rlframe.core.files import replacing
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
 
@@ -25,8 +25,8 @@ def save_figure(figure: Any, out: Path) -> None:
             f"out={out} has no ending that says what kind of image it is; use {out.with_suffix('')}.png, .pdf or .svg"
         )
     try:
-        clear_output(out)
-        figure.savefig(out)
+        with replacing(out) as new:
+            figure.savefig(new)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {out}: {error}") from None
 

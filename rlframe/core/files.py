@@ -89,11 +89,8 @@ def open_to_append(path: Path) -> io.FileIO:
 
 
 def _replace_by_copy(path: Path) -> None:
-    own = path.with_name(f".{path.name}.new")
-    own.unlink(missing_ok=True)  # never write through a link
-    with open_regular_file(path, _MAX_COPY_BYTES) as file, own.open("xb") as copy:
+    with open_regular_file(path, _MAX_COPY_BYTES) as file, replacing(path) as new, new.open("xb") as copy:
         shutil.copyfileobj(file, copy)
-    os.replace(own, path)
 
 
 def drop_torn_line(file: io.FileIO) -> None:
@@ -177,34 +174,38 @@ def check_folder(folder: Path) -> None:
         pass
 
 
-def clear_output(path: Path) -> None:
-    """Remove an old file before `path` is written, so that no other name of it gets the new content."""
-    if not _is_written_in_place(path):
-        path.unlink(missing_ok=True)
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Context of a path to write, whose file becomes `path` at the end; on an error the old one stays.
+
+    A reader sees either the old or the new content. A pipe or device is written itself.
+    """
+    if _is_written_in_place(path):
+        yield path
+        return
+    new = path.with_name(f".new-{path.name}")  # of the same ending, which says the format
+    try:
+        new.unlink(missing_ok=True)  # never write through a link
+        yield new
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Replace a file by a text, or by its pieces, atomically: a reader sees either the old or the new content."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.unlink(missing_ok=True)  # never write through a link
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.writelines([text] if isinstance(text, str) else text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Replace a file by a text, or by its pieces, that survive a loss of power. Raises OSError."""
+    with replacing(path) as new, new.open("x", encoding="utf-8", newline="") as file:
+        file.writelines([text] if isinstance(text, str) else text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_output(path: Path, text: str) -> None:
     """Write the file of a command's setting `out`, which `prepare_output` has checked. Raises ConfigError."""
     try:
-        if _is_written_in_place(path):
-            path.write_text(text, encoding="utf-8", newline="")
-        else:
-            replace_file(path, text)
+        with replacing(path) as new:
+            new.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise ConfigError(f"out={path} cannot be written: {error.strerror}") from None
 

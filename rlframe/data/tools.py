@@ -17,9 +17,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import replace_file
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
-from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
+from rlframe.data.writing import SHARE_BYTES, DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
 
-_SHARE_BYTES = 1 << 25  # of episodes that are written together
 _KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *SCORE_KEYS)
 _BARS, _WIDTH = 10, 40  # of a histogram
 
@@ -64,7 +63,7 @@ def _shares(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
     for episode in episodes:
         share.append(episode)
         n_bytes += episode.n_bytes
-        if n_bytes > _SHARE_BYTES:
+        if n_bytes > SHARE_BYTES:
             yield share
             share, n_bytes = [], 0
     if share:

@@ -22,6 +22,7 @@ from rlframe.data.reading import DATA, METADATA, locate
 from rlframe.data.spaces import space_json
 
 MINARI_VERSION = "0.5.4"  # whose layout this is; newer versions of Minari read it
+SHARE_BYTES = 1 << 25  # of episodes that are written together
 _TOKEN = "rlframe_token"  # in the metadata: of the writer that may go on with a dataset
 _SESSION = "rlframe_session"  # when the run was started that wrote last
 COMPRESSIONS = ("none", "lz4", "zstd")

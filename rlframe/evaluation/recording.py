@@ -7,9 +7,7 @@ from collections import defaultdict
 from rlframe.core.types import Samples, Trajectory
 from rlframe.data.cutting import Behaviour, EpisodeCutter, as_acted
 from rlframe.data.episodes import Episode
-from rlframe.data.writing import DatasetWriter, NewDataset
-
-_SHARE_BYTES = 1 << 25  # of episodes that are written together
+from rlframe.data.writing import SHARE_BYTES, DatasetWriter, NewDataset
 
 
 class EvaluationRecorder:
@@ -37,7 +35,7 @@ class EvaluationRecorder:
         while waiting and n_steps > 0:  # a game has an episode for each life
             n_steps -= len(waiting[0])
             self._counted.append(waiting.pop(0))
-        if sum(episode.n_bytes for episode in self._counted) > _SHARE_BYTES:
+        if sum(episode.n_bytes for episode in self._counted) > SHARE_BYTES:
             self._write()
 
     def _write(self) -> None:

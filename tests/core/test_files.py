@@ -34,7 +34,7 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_appended_to(how: str, ou
 
 
 def test_a_file_of_several_names_is_copied_and_its_copy_is_appended_to(outside: Path, tmp_path: Path) -> None:
-    place, trap = tmp_path / "log", tmp_path / ".log.new"
+    place, trap = tmp_path / "log", tmp_path / ".new-log"
     place.hardlink_to(outside)
     trap.symlink_to(tmp_path / "elsewhere")  # where the copy is made
     (tmp_path / "elsewhere").write_text(SECRET)

@@ -118,14 +118,15 @@ def test_a_difference_is_relative_to_wide_actions_and_none_hides_as_nan(
     assert _difference(np.array([30_000]), np.array([30_001])) == 1, "a choice is right or wrong"
 
 
-def test_a_file_that_acts_differently_does_not_stay(
+def test_a_file_that_acts_differently_is_not_kept_and_an_old_one_is(
     runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = runs("shifted")
     monkeypatch.setattr("rlframe.deploy.export._difference", lambda *_: 0.5)
+    (tmp_path / "policy.pt2").write_text("another")
     assert export.main([str(run), f"out={tmp_path / 'policy.pt2'}"]) == 1
     assert "the exported policy acts differently, by 0.5" in capsys.readouterr().err
-    assert not (tmp_path / "policy.pt2").exists()
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("policy.pt2", "another")]
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporters

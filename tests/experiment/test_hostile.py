@@ -157,7 +157,7 @@ ATTACKS: dict[str, tuple[Attack, tuple[str, ...], tuple[int, ...]]] = {
     # other files of a run
     **{
         f"{file} as {name}": (replaced(file, by), ("resume", "evaluate", "plot"), ANY)
-        for file in ("debug.log", "lock.json", ".params.json.new", ".progress.csv.new")
+        for file in ("debug.log", "lock.json", ".new-params.json", ".new-progress.csv")
         for name, by in SPECIAL.items()
     },
     **{
@@ -276,8 +276,8 @@ SLOW = {"progress of 500,000 rows", "progress of 60 MB in 100 columns", "params 
 SLOW |= {"progress with 400,000 columns", "state with a million entries", "preset deep", "manifest null"}
 SLOW |= {"array with a chunk listed 50 times", "array with a negative shape", "manifest with a million ranks"}
 SLOW |= {"manifest lists", "lock.json as endless", "arrays header without end"}
-SLOW |= {f"{file} as {name}" for file in (".params.json.new", "debug.log") for name in SPECIAL if name != "symlink"}
-SLOW |= {f".progress.csv.new as {name}" for name in ("loop", "endless", "folder", "hardlink")}
+SLOW |= {f"{file} as {name}" for file in (".new-params.json", "debug.log") for name in SPECIAL if name != "symlink"}
+SLOW |= {f".new-progress.csv as {name}" for name in ("loop", "endless", "folder", "hardlink")}
 SLOW |= {f"lock.json as {name}" for name in ("loop", "folder", "hardlink")} | {"manifest pickle"}
 
 
