@@ -21,6 +21,7 @@ _OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "se
 _OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the preset that it is like, what is claimed
 
 
+@functools.cache
 def presets_dir() -> Path:
     """The folder experiments/: beside the package in a clone, inside the package in a wheel."""
     in_wheel = Path(__file__).parents[1] / "experiments"
