@@ -112,7 +112,7 @@ def run_study(
     from rlframe.study.variants import train_variants
 
     given = settings if n_steps is None else {**settings, "runner.n_steps": n_steps}
-    return train_variants(variants, given, list(seeds), dict(search))
+    return train_variants(variants, given, seeds, search)
 
 
 def read_study(directory: Any) -> "StudyOverview":
@@ -166,12 +166,14 @@ def _read(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) 
 
 def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Flat keys, with names in the place of objects."""
-    from rlframe.core.parts import dotted  # imports are in functions: rlframe alone loads no torch
+    from rlframe.core.command_line import with_home  # imports are in functions: rlframe alone loads no torch
+    from rlframe.core.parts import dotted
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
     given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
-    keys = dotted((key, value) for key, value in [*given, *settings.items()] if value is not None)
+    there = ((key, value) for key, value in [*given, *settings.items()] if value is not None)
+    keys = dotted((key, with_home(value) if isinstance(value, str) else value) for key, value in there)
     limit_threads(competing_work(keys))
     with gc_paused():
         import rlframe.experiment.train  # noqa: F401  # with all that it loads

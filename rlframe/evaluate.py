@@ -60,7 +60,8 @@ usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
   replay=true      play the evaluation that the run made at this snapshot again, and compare the mean return
   render=human     play the episodes one after another in the environment's own window
   video=DIR        play the episodes one after another, and write each as DIR/episode_<n>.mp4
-  out=FILE         write every episode: FILE.csv one row each, other names JSON with the summary
+  out=FILE         write every episode: FILE.csv one row each, other names JSON with the summary; estimates and
+                   matches are JSON
   dataset=NAME     record the episodes to a new dataset, an id such as cartpole-v0 or a path (python -m rlframe.data)
   device=auto      auto | cpu | cuda:0
   trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)

@@ -140,7 +140,9 @@ def _launch_with(words: KeyValues) -> int:
         run_stack(read_stack(with_default(words.remaining), split_values(stack.strip("[]"))))
         return 0
     dry_run, retries = words.flag("dry_run"), words.count("retries", 0)
-    if is_uri(resume := words.remaining.get("resume", "")) and not dry_run:
+    if is_uri(resume := words.remaining.get("resume", "")):
+        if dry_run:
+            raise ConfigError(f"resume={resume} with dry_run=true: a dry run fetches nothing; leave dry_run out")
         print(printable(f"fetching {resume}"), flush=True)
         words.remaining = with_fetched(words.remaining)
     job = read_job(with_default(words.remaining))

@@ -164,9 +164,10 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     if not runs or (labels and len(labels) != len(runs)):
         raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
     checked = {key: _value(key, str(value)) for key, value in options.items()}
-    names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
-    if len(runs) == 1 and isinstance(runs[0], str | Path) and (Path(runs[0]) / SEARCH_JOURNAL).is_file():
-        search = replace(PlotOptions((Path(runs[0]),), y=y, labels=tuple(labels)), **checked)
+    runs = [Path(each).expanduser() if isinstance(each, str | Path) else each for each in runs]
+    names = list(labels) or ["" if isinstance(each, Path) else f"run {n}" for n, each in enumerate(runs)]
+    if len(runs) == 1 and isinstance(runs[0], Path) and (runs[0] / SEARCH_JOURNAL).is_file():
+        search = replace(PlotOptions((runs[0],), y=y, labels=tuple(labels)), **checked)
         prepare_output(search.out)
         draw_search(read_search(search.dirs[0]), search)
         return search.out
@@ -180,8 +181,8 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
 
 def _experiments(runs: Any, label: str) -> list[SeedGroup]:
     """One or more experiments of a directory, or one of columns or of several seeds' columns."""
-    if isinstance(runs, str | Path):
-        return find_curves([Path(runs)], [label] if label else [])
+    if isinstance(runs, Path):
+        return find_curves([runs], [label] if label else [])
     seeds = runs if isinstance(runs, list | tuple) else [runs]
     columns = [{str(name): np.asarray(values, float) for name, values in dict(each).items()} for each in seeds]
     return [SeedGroup(label, tuple(RunData(Path(label), each, {}) for each in columns))]

@@ -5,7 +5,9 @@ import signal
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
 
+import functools
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,18 +89,19 @@ def _table(files: Sequence[Path], words: KeyValues) -> None:
     metric, marks = words.text("metric", "eval/return_mean"), _numbers(words, "at")
     bound, within = _numbers(words, "bound"), _numbers(words, "within")
     words.check_unknown()
-    if not files or max(len(bound), len(within)) > 1:
-        raise ConfigError("name result files, FILE.csv..., and at most one bound= and one within=")
+    if not files or max(len(bound), len(within)) > 1 or (within and not bound):
+        raise ConfigError("name result files, FILE.csv..., and at most one bound= and one within=, which needs bound=")
     print(_printable(results_table(files, metric, marks, *(bound or [math.nan]), *(within or [math.inf]))))
 
 
 def _compare(files: Sequence[Path], words: KeyValues) -> None:
     metric, marks, out = words.text("metric", "eval/return_mean"), _numbers(words, "at"), words.text("out")
     low, high = _numbers(words, "low"), _numbers(words, "high")
-    named = {name: list(map(Path, text.split(","))) for name, text in words.remaining.items() if text.endswith(".csv")}
+    files_of = functools.partial(re.split, r"(?<=\.csv),")  # a file's name may have commas
+    named = {name: list(map(Path, files_of(text))) for name, text in words.remaining.items() if text.endswith(".csv")}
     words.remaining = {name: text for name, text in words.remaining.items() if name not in named}
     for name, text in words.remaining.items():
-        _check_file(name, Path(text.split(",")[0]))
+        _check_file(name, Path(files_of(text)[0]))
     words.check_unknown("NAME=FILE.csv")
     if files or not named or len(marks) > 1:
         raise ConfigError("name the files of each algorithm, NAME=FILE.csv,FILE.csv..., and at most one at=")

@@ -44,6 +44,9 @@ seed=1 seed=2 -> set twice
 device=cuda:99 -> GPUs are visible
 log_dir=/proc/nowhere -> use another log_dir
 resume=/nowhere -> name a run directory
+resume=/nowhere experiment=classic/ppo_cartpole -> experiment=classic/ppo_cartpole is not for resume=/nowhere
+resume=s3://bucket/run_0 dry_run=true -> a dry run fetches nothing
+traceback=yes -> traceback='yes' must be true or false
 dry_run=maybe -> true or false
 algo=./nothere.py -> does not exist
 algo=dqn algo.n_step=256 -> algo.n_step=256 must be from 1 to 255

@@ -27,7 +27,7 @@ from rlframe.analysis.curves import (
     runs_without_log,
 )
 from rlframe.analysis.results import Results, read_results, read_seeds, spell_seeds
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import in_turn, prepare_output, read_json, write_output
 
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
@@ -126,6 +126,11 @@ def _facts(path: Path, note: str, partial: bool) -> tuple[dict[str, Any], dict[s
         raise ConfigError(
             f"{path} has not reached its end ({ended}); let it end, or add partial=true and say so in note="
         )
+    if copies := params.get("changes"):
+        raise ConfigError(
+            f"{path} is of a population, and copied others {pluralize(len(copies), 'time')}: its curve is not of one "
+            f"setting; train those of best.json anew"
+        )
     if not configs[0]:
         raise ConfigError(f"{path / 'params.json'} has no config")
     config = as_trained(configs)
@@ -178,7 +183,10 @@ def _columns(runs: Mapping[Path, RunData], named: Sequence[str]) -> tuple[str, .
     """Clocks, then the named metrics of the runs, or their mean returns: of evaluations, else of training episodes."""
     known = [[name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs.values()]
     returns = ([name for name in known[0] if pattern.fullmatch(name)] for pattern in _RETURNS)
-    metrics = list(named) or next(filter(None, returns), [])
+    metrics = [name for name in dict.fromkeys(named) if name not in CLOCKS]
+    if named and not metrics:
+        raise ConfigError(f"columns={','.join(named)} are kept in any case; name a metric, such as eval/return_mean")
+    metrics = metrics or next(filter(None, returns), [])
     for path, there in zip(runs, known, strict=True):
         missing = [name for name in ("env_steps", *metrics) if name not in there]
         if missing or not metrics:

@@ -165,7 +165,9 @@ def find_runs(directory: Path) -> list[Path]:
     found: list[Path] = []
     for root, below, files in os.walk(directory):
         below[:] = [name for name in below if not name.startswith(".")]  # failed attempts that a study moved aside
+        linked = [path for name in below if (path := Path(root, name)).is_symlink()]  # os.walk passes them over
         found += [Path(root)] if "progress.csv" in files else []
+        found += [path for path in linked if (path / "progress.csv").is_file()]
     if not found:
         raise PlotError(f"{directory} contains no run: there is no progress.csv in it or below")
     return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])

@@ -135,13 +135,9 @@ def _end_process(status: int, threads: str) -> None:
     os._exit(status)
 
 
-def _with_home(word: str) -> str:
-    """The word with the home directory for ~/ at the start of its value or of an entry of a list.
-
-    Most shells leave it as it is there.
-    """
-    key, equals, value = word.partition("=")
-    return key + equals + re.sub(r"(?:(?<=[\[,])|^)~(?=/)", lambda _: os.path.expanduser("~"), value)
+def with_home(value: str) -> str:
+    """A value with the home directory for ~/ at its start or that of an entry of a list; shells leave it in words."""
+    return re.sub(r"(?:(?<=[\[,])|^)~(?=/)", lambda _: os.path.expanduser("~"), value)
 
 
 def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: str = "") -> int:
@@ -151,12 +147,14 @@ def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: st
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL and _is_main_thread():  # set by a command for its imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    show_traceback, words = "traceback=true" in argv, [word for word in argv if not word.startswith("traceback=")]
+    show_traceback, words = False, [word for word in argv if not word.startswith("traceback=")]
     try:
+        show_traceback = KeyValues(word for word in argv if word not in words).flag("traceback")
         if usage and (not words or HELP & set(words)):
             print(usage, flush=True)
             return 0 if words else 2
-        status = body([_with_home(word) for word in words])
+        split = (word.partition("=") for word in words)
+        status = body([f"{with_home(key)}{equals}{with_home(value)}" for key, equals, value in split])
         sys.stdout.flush()  # here, where a reader that has exited is no error
         return status
     except ReadableError as error:

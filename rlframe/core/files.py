@@ -150,6 +150,13 @@ def prepare_output(path: Path) -> None:
         raise ConfigError(remedy.format(error.strerror)) from None
 
 
+def prepare_json(path: Path) -> None:
+    """`prepare_output` of a file in JSON. Raises ConfigError too if its name says otherwise."""
+    if path.suffix == ".csv":
+        raise ConfigError(f"out={path} would have JSON in it; use out={path.with_suffix('.json')}")
+    prepare_output(path)
+
+
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """Context of one process at a time, of those that change a file of this folder; others wait."""

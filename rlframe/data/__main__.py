@@ -89,11 +89,12 @@ def _describe(names: list[str], words: KeyValues) -> None:
         prepare_output(Path(out))
     found = {}
     for dataset in datasets:
-        found[dataset.name] = tools.describe(dataset)
+        name = str(dataset.path) if dataset.name in found else dataset.name
+        found[name] = tools.describe(dataset)
         env = f" of {dataset.env_id}" if dataset.env_id else ""
         print(f"{dataset.name}{env}, {dataset.format}, in {dataset.path}")
         print(f"  observations {dataset.observation_space}\n  actions {dataset.action_space}")
-        print("\n".join(found[dataset.name].lines()))
+        print("\n".join(found[name].lines()))
     if out:
         tools.draw(found, Path(out))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from rlframe.analysis.figures import new_figure, save_figure
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import replace_file
 from rlframe.data.episodes import Episode
@@ -177,15 +178,9 @@ def describe(dataset: Dataset) -> Description:
 
 
 def draw(found: Mapping[str, Description], out: Path) -> None:
-    """Histograms of returns and lengths, as an image file. Raises ConfigError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError('out= needs matplotlib: pip install "rlframe[plot]"') from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    """Histograms of returns and lengths, as an image file. Raises PlotError, as `new_figure` and `save_figure`."""
+    figure = new_figure(9.0, 3.2)
+    axes = figure.subplots(1, 2)
     for name, each in found.items():
         for axis, values in zip(axes, (each.returns, each.lengths), strict=True):
             axis.hist(values, bins=30, alpha=0.6, label=name)
@@ -194,12 +189,7 @@ def draw(found: Mapping[str, Description], out: Path) -> None:
         axis.set_ylabel("episodes")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
-    try:
-        figure.savefig(out, dpi=150)
-    except ValueError as error:
-        raise ConfigError(f"out={out} cannot be drawn: {error}") from None
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, out)
 
 
 def spaces_of(env: str) -> tuple[Space, Space, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import entries_of, nearest
 from rlframe.core.errors import ConfigError, printable, shortened
-from rlframe.core.files import prepare_output, write_output
+from rlframe.core.files import prepare_json, write_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import choose_snapshot, load_trained
 from rlframe.evaluation.episode_rows import load_episodes
@@ -48,7 +48,7 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     for policy in policies:
         check_methods(methods, policy)
     if out:
-        prepare_output(Path(out))
+        prepare_json(Path(out))
     found = []
     for name, run, policy in zip(names, runs, policies, strict=True):
         episodes = load_episodes(dataset, run.observation_space, run.action_space)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, printable
-from rlframe.core.files import prepare_output, write_output
+from rlframe.core.files import prepare_json, write_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.evaluation import matches
@@ -56,7 +56,7 @@ def play_runs(names: Sequence[str], words: KeyValues) -> int:
     if n_episodes < 1:
         raise ConfigError(f"n_episodes={n_episodes} must be at least 1")
     if out:
-        prepare_output(Path(out))
+        prepare_json(Path(out))
     runs = {
         name: load_trained(choose_snapshot(Path(name), snapshot), device, trust)
         for name in names

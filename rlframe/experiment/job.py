@@ -86,6 +86,8 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
             raise ConfigError(f"{key}= is empty, perhaps an unset shell variable; give a value, or leave {key} out")
     keys = {key: value for key, value in keys.items() if key not in _CONTROL}
     resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
+    if resume and preset:
+        raise ConfigError(f"experiment={preset} is not for resume={resume}, which goes on with its own; leave one out")
     tune = control.flag("tune_sampler")
     if preset == AUTO_PRESET:
         preset = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))

@@ -15,7 +15,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.files import disk_error, read_json
 from rlframe.evaluation.policy import Policy
 from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 from rlframe.experiment.build import Built
@@ -152,9 +152,12 @@ class LiveRun:
             raise ConfigError(f"{directory} is another run's; save into another directory")
         if not params.is_file() and directory.exists() and any(directory.iterdir()):
             raise ConfigError(f"{directory} is not empty, and holds no run; save into another directory")
-        directory.mkdir(parents=True, exist_ok=True)
-        if not params.is_file():
-            write_params(params, self.config)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if not params.is_file():
+                write_params(params, self.config)
+        except OSError as error:
+            raise disk_error("a run", directory, error) from error
         runner = self.runner
         facts = {"env_steps": runner.env_steps, "updates": runner.updates, "score": None}
         return save_snapshot(directory / "snapshot", self._within(runner.state_dict), facts)

@@ -107,7 +107,8 @@ def _disk_errors_named(directory: Path) -> Iterator[None]:
 def _existing(log_dir: str | Path, run_id: int) -> Path:
     if not log_dir:
         raise ConfigError("to resume, log_dir must be the run directory or its parent")
-    for directory in (Path(log_dir), Path(log_dir) / f"run_{run_id}"):
+    given = Path(log_dir).expanduser()
+    for directory in (given, given / f"run_{run_id}"):
         if (directory / "params.json").is_file():
             return directory.absolute()
     raise ConfigError(f"no run to resume: neither {log_dir} nor its run_{run_id} has a params.json")

@@ -16,6 +16,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.study.add import add_runs
 from rlframe.study.overview import read_study
+from rlframe.study.record import FILE, read_record
 from rlframe.study.table import format_summary, open_status_table, summarize
 
 USAGE = """\
@@ -47,7 +48,8 @@ def _study(argv: list[str]) -> int:
     if "=" in argv[0] and not directory.exists():
         raise ConfigError(f"{argv[0]:.60} is not a directory; the first word is that of the study")
     if verb == "add":
-        name = rest.pop(0) if rest and "=" not in rest[0] else ""
+        names = read_record(directory).get("experiments", {}) if (directory / FILE).exists() else {}  # with = in some
+        name = rest.pop(0) if rest and ("=" not in rest[0] or rest[0] in names) else ""
         words = KeyValues(rest)
         trust = words.flag("trust")
         print(add_runs(directory, name, words.remaining, trust))

@@ -17,6 +17,7 @@ from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.record.directory import LOCK_FILE, LockHolder, read_lock
 from rlframe.study.added import read_added
 from rlframe.study.plan import PlannedRun, number_or_text, varied
+from rlframe.study.population import JOURNAL, read_population
 from rlframe.study.record import (
     DONE,
     FAILED,
@@ -46,6 +47,7 @@ class StudyOverview:
     queue: LockHolder | None  # the process whose queue runs; None: none
     search: SearchData | None
     n_added: int  # trials that were added to a search and have no run yet
+    population_metric: str = ""  # of a population, whose runs are planned with their settings of now
 
     @property
     def runs(self) -> list[dict[str, Any]]:
@@ -66,8 +68,8 @@ class StudyOverview:
     @property
     def metric(self) -> str:
         """What scores the runs: that of the search, or the mean return of all finished runs (see RETURNS)."""
-        if self.search is not None:
-            return self.search.metric
+        if self.search is not None or self.population_metric:
+            return self.search.metric if self.search else self.population_metric
         states = [self.statuses[run.name].state for run in self.planned]
         logs = [log for log, state in zip(self._logs, states, strict=True) if state == DONE]
         return common_return(logs or [log for log in self._logs if log.columns])
@@ -141,13 +143,21 @@ def read_study(directory: str | Path) -> StudyOverview:
         planned = [_planned(directory, entry["name"], entry["arguments"]) for entry in content["runs"]]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(printable(f"{directory / FILE} is damaged: {str(error)[:200]}")) from None
-    search = read_search(directory) if (directory / SEARCH_JOURNAL).is_file() else None
+    search, metric = read_search(directory) if (directory / SEARCH_JOURNAL).is_file() else None, ""
+    if (directory / JOURNAL).is_file():
+        facts, intervals = read_population(directory / JOURNAL)
+        metric, members = str(facts.get("metric", "")).removeprefix("-"), intervals[-1] if intervals else []
+        tuned = [
+            replace(run, arguments={**run.arguments, **member.settings})
+            for run, member in zip(planned, members, strict=False)
+        ]
+        planned = tuned or planned
     for each in [] if search else added:
         if each.name not in statuses:
             statuses[each.name] = Status()
             planned.append(_planned(directory, each.name, each.arguments))
     n_waiting = len(added) - sum(trial.added for trial in search.trials) if search else 0
-    return StudyOverview(directory, tuple(planned), statuses, queue, search, max(0, n_waiting))
+    return StudyOverview(directory, tuple(planned), statuses, queue, search, max(0, n_waiting), metric)
 
 
 def _planned(directory: Path, name: str, arguments: Mapping[str, Any]) -> PlannedRun:

@@ -220,14 +220,12 @@ def _entry(member: Member) -> dict[str, Any]:
     return {**asdict(member), "score": None if math.isnan(member.score) else member.score}
 
 
-def read_journal(path: Path, plan: PbtPlan) -> list[list[Member]]:
-    """The members at the start of each interval; none without a journal. A last line that was cut off is left out.
+def read_population(path: Path) -> tuple[dict[str, Any], list[list[Member]]]:
+    """The facts of the plan, and the members at the start of each interval; none of a last line that was cut off.
 
     Raises:
-        ConfigError: the journal is damaged or that of another plan.
+        ConfigError: the journal is damaged.
     """
-    if not path.exists():
-        return []
     lines = read_regular_file(path).splitlines(keepends=True)
     try:
         entries = [parse_json(line) for line in lines if line.endswith(b"\n")]
@@ -235,8 +233,14 @@ def read_journal(path: Path, plan: PbtPlan) -> list[list[Member]]:
         intervals = [[_member(each) for each in entry["members"]] for entry in entries[1:]]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(f"{path} is damaged; move it away, and use another log_dir") from None
+    return known, intervals
+
+
+def read_journal(path: Path, plan: PbtPlan) -> list[list[Member]]:
+    """The members of `read_population`; none without a journal. Raises ConfigError also for one of another plan."""
+    known, intervals = read_population(path) if path.exists() else ({}, [])
     mine = json.loads(json.dumps(plan.facts()))
-    for key in (key for key in {**mine, **known} if entries and mine.get(key) != known.get(key)):
+    for key in (key for key in {**mine, **known} if known and mine.get(key) != known.get(key)):
         raise ConfigError(
             f"{path} is of a population with {key}={known.get(key)}, not {mine.get(key)}; use another log_dir"
         )

@@ -231,7 +231,7 @@ def run_with_retries(run: PlannedRun, retries: int) -> int:
                 break
             resumes = bool(list_snapshots(run.directory / "snapshot"))
             command = run.resume_command if resumes else run.command
-            if not resumes:
+            if not resumes and command != run.resume_command:  # a resume starts it anew in its place
                 move_aside(run)
             how = "continues from its snapshot" if resumes else "starts anew, as it has no snapshot"
             text = f"{run.directory} failed, {describe_exit(status)}; it {how}; retries left: {left - 1}"

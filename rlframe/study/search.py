@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.aggregates import iqm
-from rlframe.analysis.curves import read_run
+from rlframe.analysis.curves import RunData, read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
+from rlframe.record.metrics import METRICS, without_learner
 from rlframe.study.added import AddedFile, warn
 from rlframe.study.plan import PlannedRun
 from rlframe.study.queue import MoreRuns
@@ -121,8 +122,8 @@ class Search(MoreRuns):
         self._reasons: dict[str, str] = {}  # why a trial is pruned, by setting
         self._rows: dict[str, int] = {}  # that were reported of a run
         self._seen: dict[str, tuple[int, int]] = {}  # size and time of a run's log when it was last read
-        self._columns: list[str] = []  # of the newest log
-        self._lacks_metric = False  # the log of a run that is done
+        self._columns: dict[str, None] = {}  # of all logs
+        self._n_done = 0  # runs
         self._added, self._queued = AddedFile(directory), 0  # trials that were added and wait in the journal
 
     def _opened(self, path: Path) -> Any:
@@ -229,14 +230,15 @@ class Search(MoreRuns):
     def finished(self, run: PlannedRun, status: Status) -> None:
         """Note a run that has ended, and tell Optuna of the trial if it was the last one.
 
-        A trial of which a run fails, or has no score, stays open: the run is tried again when the study is continued.
+        A trial of which a run fails stays open: the run is tried again when the study is continued. One without a score
+        has failed for Optuna.
         """
         trial = self._trials.get(run.setting)
         if trial is None or status.state not in (DONE, PRUNED):
             return
         scores = self._scores[run.setting]
         scores[run.run_ID] = self._score(run) if status.state == DONE else math.nan
-        self._lacks_metric |= status.state == DONE and bool(self._columns) and self.plan.column not in self._columns
+        self._n_done += status.state == DONE
         if status.state == PRUNED:  # by this search, or before it was continued
             self._reasons.setdefault(run.setting, status.reason)
         with _journal():
@@ -249,31 +251,35 @@ class Search(MoreRuns):
             self._tell(run.setting, trial)
 
     def _tell(self, setting: str, trial: Any) -> None:
-        values = np.array(list(self._scores[setting].values()))
+        values, states = np.array(list(self._scores[setting].values())), self._optuna.trial.TrialState
         if setting in self._reasons:
-            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+            self._study.tell(trial, state=states.PRUNED)
         elif np.isfinite(values).all():
             self._study.tell(trial, float(iqm([values])))
         else:
-            return
+            self._study.tell(trial, state=states.FAIL)
         del self._trials[setting]
 
     def _score(self, run: PlannedRun) -> float:
-        values, _ = self._values(run)
+        values, _, _ = self._values(run)
         return float(values[-1]) if len(values) else math.nan
 
-    def _values(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray]:
-        """The metric of a run in its log so far, and which of the values came after its first update."""
+    def _values(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The metric of a run in its log so far, the interval of the log that each of the values ends, and which of
+        them came after its first update.
+        """
         try:
-            columns = read_run(run.directory).columns
+            log = read_run(run.directory)
         except (ConfigError, OSError):  # it has none yet
-            columns = {}
-        self._columns = list(columns) or self._columns
+            log = RunData(run.directory, {}, {})
+        columns, every = log.columns, log.config.get("runner.log_interval_steps", 1)
+        self._columns |= dict.fromkeys(columns)
         values = columns.get(self.plan.column, np.empty(0))
         updates, env_steps = (columns.get(name, np.full(len(values), np.nan)) for name in ("updates", "env_steps"))
         learned = np.where(np.isnan(updates), env_steps, updates) > 0  # the row of a late evaluation has no updates
+        steps = np.nan_to_num(env_steps if np.nansum(env_steps) else updates)  # a run from data has updates alone
         found = np.isfinite(values)
-        return values[found], learned[found]
+        return values[found], (steps[found] // every).astype(int), learned[found]
 
     def reason_to_stop(self, run: PlannedRun) -> str:
         """Why a run that waits or goes on is not worth its time; empty if it is."""
@@ -290,10 +296,10 @@ class Search(MoreRuns):
         if seen == self._seen.get(run.name):
             return
         self._seen[run.name] = seen
-        (values, learned), n = self._values(run), self._rows.get(run.name, 0)
-        for step in range(n, len(values)):
-            if learned[step]:  # one before says nothing about the settings
-                trial.report(float(values[step]), step)
+        (values, intervals, learned), n = self._values(run), self._rows.get(run.name, 0)
+        for k in range(n, len(values)):
+            if learned[k]:  # one before says nothing about the settings
+                trial.report(float(values[k]), int(intervals[k]))
         self._rows[run.name] = len(values)
         if learned[n:].any() and trial.should_prune():
             self._reasons[run.setting] = (
@@ -301,7 +307,9 @@ class Search(MoreRuns):
             )
 
     def _check_metric(self) -> None:
-        if self._lacks_metric:
+        """One that rlframe knows may come with other settings."""
+        known = self.plan.column in self._columns or without_learner(self.plan.column) in METRICS
+        if self._n_done and self._columns and not known:
             hint = nearest(self.plan.column, self._columns)
             raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
 
@@ -310,7 +318,8 @@ class Search(MoreRuns):
         self._check_metric()
         complete = self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.COMPLETE])
         if not complete:
-            return "no trial is complete"
+            lacks = self._n_done > 0 and self.plan.column not in self._columns
+            return "no trial is complete" + f": no log has {self.plan.column}" * lacks
         found = (min if self.plan.lower_is_better else max)(complete, key=lambda each: each.value)
         words = " ".join(f"{key}={word_of(value)}" for key, value in found.params.items())
         return f"best: trial_{found.number}, {self.plan.column} {found.value:.6g}: {words}"

@@ -104,7 +104,7 @@ def plan_study(
     study, checked = (_searched if searches else _swept)(experiments, check, trust, place)
     for experiment in checked if stack else ():
         check_stackable(experiment)
-    for experiment in () if study.directory.exists() else checked:  # later its runs may have weights of their own
+    for experiment in () if (study.directory / FILE).exists() else checked:  # later its runs have weights of their own
         check_weights(experiment)
     grid = plan.varied(study.runs)
     facts = {"command": command, "experiments": experiments, "grid": grid, "started_in": _place_of(study.directory)}

@@ -203,7 +203,7 @@ def _rich_table(rows: Sequence[Row], with_reasons: bool, line: str) -> Any:
     for row in rows:
         name, state, *rest = row.cells()
         table.add_row(Text(name), Text(state, style=_STYLES[state]), *rest)
-        if with_reasons and row.state == FAILED:
+        if with_reasons and row.state in (FAILED, INTERRUPTED) and row.reason:
             table.add_row(Text(f"  {row.reason}", style="red"))
     return Group(table, Text(line, style="bold"))
 

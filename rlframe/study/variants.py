@@ -12,7 +12,7 @@ from rlframe.record.context import dated
 from rlframe.study.objects import StudyObjects
 from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import REPEATS, SEARCH, SWEEP, bare_key, setting_names
-from rlframe.study.search import SEARCH_KEYS
+from rlframe.study.search import PBT, SEARCH_KEYS
 from rlframe.study.study import check_not_imported, execute, words_of_variant
 from rlframe.study.sweep import plan_study
 from rlframe.study.words import STUDY_KEYS, Experiments, is_name
@@ -21,15 +21,23 @@ _COMMAND = (sys.executable, "-m", "rlframe.launch")
 _OF_STUDY = {*STUDY_KEYS, *SEARCH_KEYS}
 
 
-def train_variants(
-    variants: Sequence[Mapping[str, Any]], shared: Mapping[str, Any], seeds: Sequence[int], search: Mapping[str, str]
-) -> StudyOverview:
+def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search: Any) -> StudyOverview:
     """Train every variant with every seed, or search; see rlframe.run_study.
 
     Args:
         shared: settings of all variants, and those of the study: log_dir, affinity, retries, n_runs and so on.
+    Raises:
+        ConfigError: a setting is wrong, or `variants` and `seeds` are no lists; nothing was started.
     """
     check_not_imported()
+    try:
+        seeds, search = list(seeds), dict(search)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"seeds={seeds!r:.60} must be a list, such as range(3), and search={search!r:.60} a dict of what is drawn"
+        ) from None
+    if not isinstance(variants, Sequence) or not all(isinstance(each, Mapping) for each in variants):
+        raise ConfigError(f"variants={variants!r:.60} must be a list of dicts, one for each variant")
     log_dir = str(shared.get("log_dir", ""))
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
     words = words_of_variant(shared, _COMMAND, objects)
@@ -57,6 +65,13 @@ def _experiments(
         if each in variants[:k]:
             raise ConfigError(f"variants {variants.index(each)} and {k} are the same; remove one")
     every = {f"{SWEEP}seed": ",".join(map(str, seeds)), **{f"{SEARCH}{key}": text for key, text in search.items()}}
+    if search and shared.get("searcher") == PBT:
+        if len(seeds) > 1:
+            raise ConfigError(
+                f"seeds={seeds} is not for searcher={PBT}, whose members have seeds of their own, from one on; use "
+                f"seeds=[{seeds[0]}]"
+            )
+        every = {"seed": every.pop(f"{SWEEP}seed"), **every}
     common = {key for key in variants[0] if all(each.get(key) == variants[0][key] for each in variants)}
     changed = [{key: text for key, text in each.items() if key not in common} for each in variants]
     names = [name if is_name(name) else f"variant_{k}" for k, name in enumerate(setting_names(changed))]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, make_curve, read_run
+from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, find_runs, make_curve, read_run
 from rlframe.plot import main, parse
 
 
@@ -78,6 +78,16 @@ def test_runs_given_one_by_one_are_seeds_of_one_experiment(study: Path) -> None:
 def test_a_run_named_twice_counts_once(study: Path) -> None:
     (experiment,) = find_experiments([study / "ppo", study / "ppo/run_0"], ())
     assert len(experiment.runs) == 3
+
+
+def test_runs_that_a_folder_links_to_are_found_in_it(study: Path, tmp_path: Path) -> None:
+    runs = [path.parent.resolve() for path in sorted(study.rglob("progress.csv"))]
+    links = tmp_path / "links"
+    links.mkdir()
+    for k, run in enumerate(runs):
+        (links / f"link_{k}").symlink_to(run)
+    (links / "loop").symlink_to(links)
+    assert [path.resolve() for path in find_runs(links)] == runs
 
 
 def test_runs_of_different_configs_in_one_directory_are_never_averaged(tmp_path: Path) -> None:

@@ -96,6 +96,20 @@ def test_adding_the_same_runs_again_changes_nothing(tmp_path: Path) -> None:
     assert (out.read_bytes(), out.with_suffix(".json").read_bytes()) == before
 
 
+def test_columns_are_metrics_each_once_and_clocks_are_kept_in_any_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = run_dir(tmp_path / "run_0", 0, (1.0, 2.0)), tmp_path / "algo=ppo,clip=0.2.csv"
+    assert main(["add", str(run), f"out={out}", "columns=env_steps,updates"]) == 2
+    assert "columns=env_steps,updates are kept in any case; name a metric" in capsys.readouterr().err
+    assert main(["add", str(run), f"out={out}", "columns=env_steps,algo/kl,algo/kl"]) == 0
+    assert list(read_results(out).columns) == ["env_steps", "updates", "time/elapsed_s", "algo/kl"]
+    given = ["metric=algo/kl", "low=0", "high=1"]
+    assert main(["compare", f"A={out},{out}", *given]) == 0, "a file's name may have a comma"
+    assert main(["table", str(out), "metric=algo/kl", "within=100k"]) == 2
+    assert "within=, which needs bound=" in capsys.readouterr().err
+
+
 def test_what_does_not_belong_together_is_refused_and_the_file_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

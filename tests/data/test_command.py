@@ -82,7 +82,7 @@ def _line(name: str) -> str:
         (["filter", "test-v0", "into=x-v0", "min_length=10"], "test-v0 has no episode within these limits"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=1"], "leaves one part empty"),
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=nan"], "fraction=nan must be a number"),
-        (["describe", "test-v0", "out=x.foo"], "out=x.foo cannot be drawn: Format"),
+        (["describe", "test-v0", "out=x.foo"], "out=x.foo has no ending that says what kind of image it is"),
         (["describe", "none-v0"], "there is no dataset"),
     ],
 )

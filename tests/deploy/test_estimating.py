@@ -56,6 +56,7 @@ def test_the_command_prints_a_table_and_writes_the_numbers(
         (["estimate=wis", "dataset=x", "discount=2"], "discount=2 must be a number from 0 to 1"),
         (["estimate=wis", "dataset=x", "epsilon=0.1"], "epsilon=0.1 is for agents that act at random"),
         (["estimate=wis", "dataset=x", "out=/proc/x.json"], "out=/proc/x.json cannot be written"),
+        (["estimate=wis", "dataset=x", "out=x.csv"], "out=x.csv would have JSON in it; use out=x.json"),
         (["dataset=x"], "'x' is no dataset"),
     ],
 )

@@ -117,6 +117,9 @@ def test_a_study_whose_weights_are_not_there_starts_nothing(tmp_path: Path, caps
     assert main(words) == 2
     assert f"init={tmp_path / 'gone'}: there is no such run directory or snapshot" in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
+    (tmp_path / "study").mkdir()  # an empty one is no study that has begun
+    assert main([*words, "dry_run=true"]) == 2
+    assert "there is no such run directory or snapshot" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("state", [{}, {"optimizer": 3}, {"optimizer": {}}, {"optimizer": {"optimizer": 3}}], ids=str)

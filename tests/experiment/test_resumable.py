@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import rlframe
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, RecordError
 from rlframe.experiment.resumable import can_change
 from rlframe.experiment.settings import from_flat, to_flat
 
@@ -52,6 +52,16 @@ def test_numbers_hold_from_the_restored_state_on(state: Path) -> None:
     assert row["algo/learning_rate"] == pytest.approx(1e-4)
     assert row["algo/temperature"] == pytest.approx(0.5)
     assert row["updates"] < restored(state)["updates"], "larger batches are fewer"
+
+
+def test_a_state_is_named_from_the_home_directory_too(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(state.parent))
+    with rlframe.restore("~/saved") as run, rlframe.build(**SETTINGS, init="~/saved") as other:
+        assert run.runner.env_steps == 32
+        assert other.runner.env_steps == 0
+        (state.parent / "full").write_text("")
+        with pytest.raises(RecordError, match="full"):
+            run.save("~/full/saved")
 
 
 def test_a_rate_set_while_it_trained_stays_unless_another_is_given(tmp_path: Path) -> None:

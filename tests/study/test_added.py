@@ -96,6 +96,9 @@ def test_an_experiment_is_named_and_its_folder_has_the_run(tmp_path: Path, capsy
     assert added_to(tmp_path, "two", "algo.learning_rate=1e-4").name == "two/learning_rate=1e-4/run_0"
     assert main([str(tmp_path), "add", "tow", "seed=1"]) == 2
     assert "no experiment 'tow': name one of one, two" in capsys.readouterr().err
+    study_in(tmp_path / "from_python", {"algo=ppo,hidden=32": WORDS, "algo=a2c": WORDS})
+    words = "algo=ppo,hidden=32", "algo.learning_rate=1e-4"
+    assert added_to(tmp_path / "from_python", *words).name == "algo=ppo,hidden=32/learning_rate=1e-4/run_0"
 
 
 def test_the_queue_that_runs_takes_a_run_which_is_added_meanwhile_once(tmp_path: Path) -> None:

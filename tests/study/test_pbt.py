@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlframe.analysis.add_runs import add_runs
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule
 from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 from rlframe.record import branch
+from rlframe.record.branch import changes_of
 from rlframe.record.directory import write_params
 from rlframe.record.snapshot import load_snapshot, save_snapshot
+from rlframe.study.overview import read_study
 from rlframe.study.pbt import Member, PbtPlan, changed, first_members, next_members, schedules
 from rlframe.study.plan import PlannedRun
 from rlframe.study.population import Population
@@ -227,6 +230,21 @@ def test_a_journal_whose_last_line_was_cut_decides_the_same_again(tmp_path: Path
     (tmp_path / "study/population.jsonl").write_text('{"plan": 3}\n{}\n')
     with pytest.raises(ConfigError, match="is damaged"):
         Study(tmp_path / "study", plan_of())
+
+
+def test_the_overview_has_each_members_settings_of_now_and_its_metric_and_copies_are_no_results(tmp_path: Path) -> None:
+    study = Study(tmp_path / "study", plan_of(metric="-eval/return_mean"))
+    StudyRecord(study.directory, study.runs, {}).close()
+    study.finish()
+    overview = read_study(study.directory)
+    assert overview.metric == "eval/return_mean"
+    assert [str(row["algo.h"]) for row in overview.runs] == [
+        f"{float(run.arguments['algo.h'])}" for run in study.population.runs_as_tuned()
+    ]
+    copied = [run.directory for run in study.runs if changes_of(run.directory)]
+    assert copied
+    with pytest.raises(ConfigError, match="is of a population, and copied others"):
+        add_runs(copied[:1], tmp_path / "x.csv", (), "", True)
 
 
 @pytest.mark.parametrize(("at", "end"), [(104, 200), (149, 200), (198, 300), (390, 400)])

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlframe.record.snapshot import list_snapshots
+from rlframe.study import process
+from rlframe.study.plan import PlannedRun
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, descendants, is_running, launching, until
 from tests.tables import read_csv
@@ -119,6 +121,18 @@ def test_a_run_that_is_refused_is_not_retried_and_leaves_nothing(tmp_path: Path)
     assert status == 2, output
     assert "retries left" not in output
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_resumed_run_without_a_snapshot_is_started_anew_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run_0").mkdir()
+    (tmp_path / "run_0/params.json").write_text("{}")
+    command, statuses = ("launch", f"resume={tmp_path / 'run_0'}"), [1, 0]
+    monkeypatch.setattr(process, "_attempt", lambda given, _: statuses.pop(0) if given == command else 9)
+    assert process.run_with_retries(PlannedRun("", 0, {}, tmp_path / "run_0", command, command), 3) == 0
+    assert "it starts anew, as it has no snapshot; retries left: 2" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run_0"]
 
 
 def test_a_directory_with_a_run_is_refused_before_anything_starts(tmp_path: Path) -> None:

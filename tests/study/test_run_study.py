@@ -39,15 +39,20 @@ SHORT = {
         ([{"algo.clip": 0.1}, {"algo.clip": 0.1}], {}, "variants 0 and 1 are the same"),
         ([{}], {"n_runs": 3}, "n_runs=3 is for a search"),
         ([{}], {"search": {"algo.clip": "unifrom(0,1)"}}, "did you mean uniform"),
+        (
+            [{}],
+            {"search": {"algo.clip": "uniform(0.1,0.2)"}, "searcher": "pbt", "seeds": [3, 4]},
+            r"seeds=\[3, 4\] is not for searcher=pbt, .* use seeds=\[3\]",
+        ),
+        ({"algo": "ppo"}, {}, "variants={'algo': 'ppo'} must be a list of dicts"),
+        ([{}], {"seeds": 3}, r"seeds=3 must be a list, such as range\(3\)"),
         ([{"algo": "ppo"}, {"algo": "a2c"}], {"search": {"algo.discount": "uniform(0,1)"}}, "a search is of one"),
         ([{"env": partial(print, Lock())}], {}, "env=builtins:print.. cannot be copied by pickling"),
         ([{"env": lambda: 3}], {"algo": "ppoo"}, "did you mean ppo"),
     ],
     ids=lambda each: str(each)[:30],
 )
-def test_wrong_settings_start_nothing(
-    variants: list[dict[str, Any]], settings: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_wrong_settings_start_nothing(variants: Any, settings: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         rlframe.run_study(variants, **{**SHORT, "log_dir": tmp_path / "x", **settings})
     assert not (tmp_path / "x").exists()

@@ -17,6 +17,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.launch import main
+from rlframe.record.directory import write_params
 from rlframe.study import sweep
 from rlframe.study.plan import PlannedRun, make_slots
 from rlframe.study.queue import QueueOptions
@@ -45,11 +46,11 @@ def search_in(directory: Path, plan: SearchPlan) -> Search:
     return Search(plan, directory, make_runs)
 
 
-def write_log(run: PlannedRun, returns: Sequence[float], column: str = "eval/return_mean") -> None:
+def write_log(run: PlannedRun, returns: Sequence[float], column: str = "eval/return_mean", every: int = 100) -> None:
     run.directory.mkdir(parents=True, exist_ok=True)
     with (run.directory / "progress.csv").open("w") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerows([["env_steps", column], *[[100 * i, x] for i, x in enumerate(returns)]])
+        rows.writerows([["env_steps", column], *[[every * i, x] for i, x in enumerate(returns)]])
 
 
 def play(search: Search, score: Callable[[Mapping[str, str]], float]) -> list[dict[str, str]]:
@@ -210,6 +211,45 @@ def test_a_metric_that_no_log_has_ends_the_search_after_a_run_and_names_the_near
             ConfigError, match="metric=eval/return_mine is not in the logs; did you mean eval/return_mean"
         ):
             stopped()
+
+
+def test_a_trial_in_whose_log_a_known_metric_never_was_has_failed_and_others_follow(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="2", metric="eval/return_mean"))
+    (run,) = search.more()
+    write_log(run, [1.0], "algo/loss")
+    search.finished(run, Status(DONE))
+    assert search.describe_best() == "no trial is complete: no log has eval/return_mean"
+    (other,) = search.more()
+    write_log(other, [3.0])
+    search.finished(other, Status(DONE))
+    assert "trial_1, eval/return_mean 3:" in search.describe_best()
+    again = search_in(tmp_path, plan_of(n_runs="2"))
+    assert again.started() == [run, other]
+    assert not again.has_more()
+
+
+def test_trials_are_compared_at_equal_env_steps_however_many_rows_their_logs_have(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="30", pruner="median"))
+
+    def write(run: PlannedRun, every: int, end: int) -> None:
+        """A score that grows by 1 each 100 env_steps, from one row to the next."""
+        write_log(run, [i * every / 100 for i in range(end // every + 1)], every=every)
+        write_params(run.directory / "params.json", {"runner.log_interval_steps": 100})
+
+    for _ in range(6):
+        (run,) = search.more()
+        for end in (100, 200, 300, 400):
+            write(run, 100, end)
+            assert not search.reason_to_stop(run)
+        search.finished(run, Status(DONE))
+    for every in (400, 200, 130):  # the first value of the first is 4, at 400 env_steps
+        (run,) = search.more()
+        write(run, every, 400)
+        assert not search.reason_to_stop(run), every
+    (run,) = search.more()
+    write_log(run, [0.0, 3.0], every=400)
+    write_params(run.directory / "params.json", {"runner.log_interval_steps": 100})
+    assert search.reason_to_stop(run) == "pruned after 2 values of eval/return_mean, by median"
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha"])
