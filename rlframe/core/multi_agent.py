@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, mask_parts, random_action, random_allowed
+from rlframe.core.spaces import ACTION_MASK, action_parts, mask_parts, random_action, random_allowed, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
 
@@ -104,6 +104,12 @@ class JointSpace(spaces.Dict):
     def turns(self) -> bool:
         """Whether agents act in turn."""
         return any(isinstance(entry, spaces.Dict) and WAITS in entry.spaces for entry in self.spaces.values())
+
+    def absent(self) -> list[np.ndarray]:
+        """The leaves of agents that have not come: 0, or what is nearest to it within the bounds."""
+        parts = [space for _, space in action_parts(self)]
+        blank = zip(leaves(zeros(self)), parts, strict=True)
+        return [np.clip(x, box.low, box.high) if isinstance(box, spaces.Box) else x for x, box in blank]
 
 
 class JointRows(dict[str, dict[str, Any]]):

@@ -193,7 +193,12 @@ class InfoMeans:
 
     def add(self, info: Mapping[Any, Any]) -> None:
         """Add one step's `info`; never raises. Sums 32 at a time: one by one, HalfCheetah's take 3.7 us each."""
-        self._pending.append(dict(info))  # the environment may reuse its dict
+        self._pending.append(
+            {  # the environment may reuse its dict, and an array in it
+                name: value[()] if type(value) is np.ndarray and not value.shape else value
+                for name, value in info.items()
+            }
+        )
         if len(self._pending) >= _MAX_PENDING:
             self._add_pending()
 

@@ -17,6 +17,7 @@ from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import load_env, save_env
 from rlframe.envs.observations import (
+    OF_ENV,
     InvalidValue,
     batch_checker,
     batch_writer,
@@ -84,7 +85,7 @@ class NativeEnvs(Envs):
             self._check(out.observation)
             if self._mask_parts:
                 check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, np.zeros(self.n, np.bool_))
-        except Exception as error:
+        except OF_ENV as error:
             raise self._error(error, "the reset") from external_cause(error)
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
@@ -103,7 +104,7 @@ class NativeEnvs(Envs):
                 check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, ends)
             if not np.isfinite(out.raw_reward).all():
                 raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.raw_reward))))
-        except Exception as error:
+        except OF_ENV as error:
             raise self._error(error, actions) from external_cause(error)
         out.reward[...] = out.raw_reward
         out.terminated[...] = terminated
@@ -126,7 +127,7 @@ class NativeEnvs(Envs):
                 raise self._error(InvalidValue(text, int(np.argmax(wrong))), actions)
         self._ended[:] = out.ended
 
-    def _error(self, error: Exception, actions: Tree) -> EnvError:
+    def _error(self, error: BaseException, actions: Tree) -> EnvError:
         problem, index = f"{self.backend} {describe(error)}", error.index if isinstance(error, InvalidValue) else None
         if index is None:
             return env_error(problem, _REMEDY, seeds=self._seeds, steps=self._elapsed + 1, actions=actions)

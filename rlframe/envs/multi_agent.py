@@ -83,6 +83,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             (name, {**zeros(space), **dict(zip(_FLAGS, self._flags[name], strict=True))})
             for name, space in entries.items()
         )
+        self._absent = self.observation_space.absent()
         self._write_rows = {  # of a policy's agents at once
             name: None if self._extra.adds else rows_writer(space, self._rows[name][OBSERVATION])
             for name, space in seen.items()
@@ -95,8 +96,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self._is_first: dict[str, bool] = {}  # and whether that step is its first
         self._returns = {name: np.zeros(n) for name, n in sizes.items()}  # in this episode, of all that have come
         self._came = {name: np.zeros(n, bool) for name, n in sizes.items()}
-        self._n_slots = sum(sizes.values())
-        self._elapsed, self.episode = 0, 0  # steps so far; the number of the episode that the next reset starts
+        self._n_slots, self._elapsed, self.episode = sum(sizes.values()), 0, 0  # steps; the episode that a reset starts
 
     def _make_slots(self) -> dict[str, tuple[str, ...]]:
         """The agents that each policy may act for; of a league's opponent, as many as there are beside one."""
@@ -160,8 +160,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             self._returns[policy].fill(0.0)
         self._all_go_on = False
         self._got.clear()
-        for leaf in leaves(self._rows):
-            leaf.fill(0)  # also what agents that have not come observed in earlier episodes
+        for leaf, absent in zip(leaves(self._rows), self._absent, strict=True):
+            leaf[...] = absent
         if not self.env.agents:
             raise InvalidValue("an episode started without agents; let `agents` name who plays after a reset")
         now = [self.env.read("agent_selection")] if self.turns else self.env.agents

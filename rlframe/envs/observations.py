@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rlframe.core.errors import one_line
+from rlframe.core.errors import Stopped, one_line
 from rlframe.core.multi_agent import OBSERVATION, JointRows, JointSpace, flat, is_opponent
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -30,13 +30,20 @@ class InvalidValue(Exception):
         self.index = index
 
 
-def external_cause(error: Exception) -> Exception | None:
+OF_ENV = (Exception, SystemExit)  # what an environment may raise
+
+
+def external_cause(error: BaseException) -> BaseException | None:
     """The cause to show with an EnvError: `error`, or None for an InvalidValue, whose message says everything."""
+    if isinstance(error, Stopped):  # not the environment's: rlframe ends this process
+        raise error
     return None if isinstance(error, InvalidValue) else error
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """What an environment did wrong, for an EnvError's message."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code})"
     if isinstance(error, InvalidValue):
         return f"returned an invalid value: {error}"
     return f"raised: {type(error).__name__}: {error}"

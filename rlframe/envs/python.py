@@ -18,6 +18,7 @@ from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, en
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.observations import (
     INTERFACE,
+    OF_ENV,
     InvalidValue,
     batch_checker,
     check_info,
@@ -116,7 +117,7 @@ class PythonEnvs(Envs):
         for index in range(self.n):
             try:
                 self._reset_env(index, out.observation)
-            except Exception as error:
+            except OF_ENV as error:
                 raise self._error(error, index, "the reset") from external_cause(error)
         self._ended, self._ended_rows[:], self._elapsed[:] = [False] * self.n, False, 0
         out.first[...] = True
@@ -147,7 +148,7 @@ class PythonEnvs(Envs):
                     check_info(info)
                 if info:
                     self._means[index].add(info)
-        except Exception as error:
+        except OF_ENV as error:
             raise self._error(error, index, "the reset" if ended[index] else actions[index]) from external_cause(error)
         self._check_scalars(actions)
         self._write_flags(out)
@@ -260,7 +261,7 @@ class PythonEnvs(Envs):
             action = "the reset" if actions is None or out.first[index] else actions[index]
             raise self._error(invalid, index, action, 0) from None
 
-    def _error(self, error: Exception, index: int, action: Any, ahead: int = 1) -> EnvError:
+    def _error(self, error: BaseException, index: int, action: Any, ahead: int = 1) -> EnvError:
         """An EnvError with the facts; `ahead` is 1 if the current step is not counted in `_elapsed` yet."""
         return env_error(
             f"environment {self._first + index} {describe(error)}",
@@ -304,7 +305,7 @@ class PythonEnvs(Envs):
             return ""
         try:
             self._reset_env(index, out.observation)
-        except Exception as error:
+        except OF_ENV as error:
             raise self._error(error, index, "the reset") from external_cause(error)
         self._elapsed[index], self._ended[index], out.first[index] = 0, False, True
         return reason
@@ -359,7 +360,7 @@ def _frame_stack_space(env: gymnasium.Env) -> gymnasium.Space:
     return spaces.FrameStack(space, env.stack_size) if is_image else space
 
 
-def _is_unpacking(error: Exception) -> bool:
+def _is_unpacking(error: BaseException) -> bool:
     """Whether a step or reset returned another number of values, for us or a wrapper of Gymnasium's."""
     if not (isinstance(error, ValueError) and "to unpack" in str(error)):
         return False

@@ -9,8 +9,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rlframe.core.errors import Stopped
 from rlframe.envs.base import close_envs
 from rlframe.envs.episode_state import EpisodeStates
+from rlframe.envs.observations import OF_ENV, describe
 
 _log = logging.getLogger("rlframe")
 
@@ -37,7 +39,7 @@ class Restarter:
         """The environment's step, or if it raises, the first observation of a new episode."""
         try:
             return self._envs[index].step(action)
-        except Exception as error:
+        except OF_ENV as error:
             observation = self._make_again(index, error)
             self.restarted.append(index)
             return observation, 0.0, False, False, {}
@@ -46,19 +48,19 @@ class Restarter:
         """`EpisodeStates.reset`, with another environment if this one raises."""
         try:
             return self._episodes.reset(index)
-        except Exception as error:
+        except OF_ENV as error:
             return self._make_again(index, error)
 
-    def _make_again(self, index: int, error: Exception) -> Any:
+    def _make_again(self, index: int, error: BaseException) -> Any:
         """The first observation of a new environment. Raises `error` or a later one if no restart is left."""
         while True:
-            if self.used[index] >= self._most:
+            if self.used[index] >= self._most or isinstance(error, Stopped):
                 raise error
             self.used[index] += 1
             sequence = np.random.SeedSequence(self._seeds[index], spawn_key=(2, self.used[index]))
             seed = int(sequence.generate_state(1)[0] >> 1)
             _log.warning(
-                f"environment {self._first + index} raised {type(error).__name__}: {error}; it is made again with seed "
+                f"environment {self._first + index} {describe(error)}; it is made again with seed "
                 f"{seed} (restart {self.used[index]} of sampler.env_restarts={self._most})"
             )
             close_envs([self._envs[index]], self._first + index)
@@ -66,7 +68,7 @@ class Restarter:
                 self._envs[index] = self._makers[index]()
                 self._episodes.replace(index, self._envs[index], seed)
                 return self._episodes.reset(index)
-            except Exception as another:
+            except OF_ENV as another:
                 error = another
 
     def pop(self) -> list[int]:

@@ -66,7 +66,6 @@ class AsyncRl(Runner):
         while self._at_end and self.learners.updates_due() and not self.stop_requested():
             self._learn_and_post()  # from the last batches too
         self.updates_left = self._at_end and self.learners.updates_due()
-        self.record_episodes()
 
     def _receives_while_due(self) -> bool:
         """Whether batches are received although updates are due; none that has yet to be learned from is lost."""

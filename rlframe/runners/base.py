@@ -20,7 +20,7 @@ from rlframe.algos import Algorithm
 from rlframe.core.arguments import checked
 from rlframe.core.errors import Interrupted, SnapshotError, one_line
 from rlframe.core.ranks import RankLost
-from rlframe.core.types import Samples
+from rlframe.core.types import Samples, Trajectory
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
 from rlframe.evaluation.report import RETURN_MEAN
 from rlframe.evaluation.schedule import EvaluationSchedule
@@ -239,7 +239,7 @@ class Runner(ABC):
         return self.learners.batches(self.sampler.collect())
 
     def receive(self, batches: Sequence[tuple[Learner, Samples]]) -> None:
-        """Let learners receive their batches, then the callbacks; those that are due are described in debug.log."""
+        """Let learners receive their batches, log the episodes that ended, and call the callbacks, which may raise."""
         if not self.described.n:
             for learner, samples in batches:
                 learner.check_batch(samples)
@@ -250,9 +250,11 @@ class Runner(ABC):
             self.log.metrics.learner = ""
         self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
         self.empty_batch = not any(samples.n_env_steps or not samples.valid.numel() for _, samples in batches)
+        finished = self.record_episodes()
         for learner, samples in batches:
             if samples.valid.numel():  # none where there are no environments
                 self.callbacks.call_of(learner.name, "on_batch", samples)
+        self.callbacks.call_each("on_episode", finished)
 
     def update(self, learner: Learner) -> None:
         """Make one update.
@@ -284,15 +286,14 @@ class Runner(ABC):
         for agent in self.learners.acting():
             self.sampler.refresh(agent)
 
-    def record_episodes(self) -> None:
-        """Add the episodes that ended to the log, and move the progress bar."""
+    def record_episodes(self) -> list[Trajectory]:
+        """Add the episodes that ended since the last call to the log; returns them. The progress bar moves."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            learners = [each for each in self.learners.values() if each.team is None] if finished else ()
-            least = {learner.name: learner.algo.least_exploring() for learner in learners}
+            least = {x.name: x.algo.least_exploring() for x in self.learners.values() if finished and not x.team}
             self.log.add_episodes(finished, self.env_steps, least)
             current_run().progress(self.now, self.n_steps, self.clock.value)
-        self.callbacks.call_each("on_episode", finished)
+        return finished
 
     @property
     def end_reason(self) -> str:
@@ -335,9 +336,7 @@ class Runner(ABC):
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""
-        if self.evaluator is None:
-            return {}
-        return self.evaluator.evaluate(self.step, self.stop.__bool__)
+        return {} if self.evaluator is None else self.evaluator.evaluate(self.step, self.stop.__bool__)
 
     def counters(self) -> dict[str, float]:
         """Metrics of this runner since the last call."""
@@ -365,7 +364,7 @@ class Runner(ABC):
         return {
             **self.learners.state_dict(),
             "sampler": self.sampler.state_dict(),
-            "runner": {"env_steps": self.env_steps, **self.log.state_dict()},
+            "runner": {"env_steps": self.env_steps, "held": not self.learners.can_receive(), **self.log.state_dict()},
             "evaluations": self.evaluations.state_dict(),
             "torch": torch_rng_states(self.learners.first.agent),
             "callbacks": self.callbacks.state_dict(),
@@ -397,4 +396,5 @@ class Runner(ABC):
             raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
         current_run().truncate_after(self.step)
         self.evaluations.start_again(self.now, self.evaluate)
-        _logger.info(f"resumed at {self.clock.value} {self.now:,}: {describe_resumed(reasons, self.learners.lost())}")
+        how = describe_resumed(reasons, self.learners.lost(), state["runner"]["held"])
+        _logger.info(f"resumed at {self.clock.value} {self.now:,}: {how}")

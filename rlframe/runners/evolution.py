@@ -52,7 +52,6 @@ class EvolutionRl(Runner):
         self.receive(batches)
         with self.log.timers("learning"):
             self.update(self.learner)
-        self.record_episodes()
 
 
 @chz.chz

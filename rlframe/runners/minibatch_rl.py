@@ -22,7 +22,6 @@ class MinibatchRl(Runner):
             with self.log.timers("sampling"):
                 batches = self.collect()
             self.receive(batches)
-            self.record_episodes()
         with self.log.timers("learning"):
             self.updates_left = not self._learn()
         if not self.updates_left:

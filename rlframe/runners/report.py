@@ -263,7 +263,7 @@ def _log_row(runner: Reporting, evaluation: Mapping[str, float]) -> dict[str, fl
             callbacks.call("on_evaluation", MappingProxyType(evaluation))
         callbacks.call("on_log", MappingProxyType(row))
     finally:  # what was measured is logged although a callback fails
-        row |= log.metrics.flush()  # what on_log logged
+        row |= log.ranks.broadcast(log.metrics.flush())  # what on_log of rank 0 logged: all follow one stop rule
         with log.timers("recording"):
             current_run().log(row)
         log.last = runner.now  # before the snapshot, which has it
@@ -361,12 +361,13 @@ def describe_saved(step: int) -> str:
     return "snapshot written; resume= continues the run" if newest else "no snapshot written"
 
 
-def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = ()) -> str:
+def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = (), held: bool = False) -> str:
     """What the log says.
 
     Args:
         reasons: of each environment, why its episode starts anew, empty where it continues.
         unsaved: state of algorithms that was not saved.
+        held: whether an algorithm had a batch, after an error, from which it had not learned, or not to the end.
     """
     lost, anew = [reason for reason in reasons if reason], []
     if lost:
@@ -374,6 +375,8 @@ def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = ()) -> str
         anew.append(f"{len(lost)} of {len(reasons)} running episodes start anew ({why})")
     if unsaved:
         anew.append(f"{', '.join(unsaved)} begin anew, which the snapshot does not have")
+    if held:
+        anew.append("the batch that it was learning from as an error came is lost")
     if not anew:
         return "the run continues exactly, running episodes included"
     going_on = "what `saved` names continues" if unsaved else "parameters, optimizer and counts continue"

@@ -54,6 +54,26 @@ class Three(ParallelEnv[str, Any, Any]):
         return self._seen([*acted, *come]), rewards, no, ended, self._infos(self.agents)
 
 
+class Above0(Three):
+    """What it shows is never 0."""
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(1, 2, (2,), np.float32)
+
+    def _seen(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: np.full(2, 1.5, np.float32) for agent in agents}
+
+
+def test_agents_that_have_not_come_are_within_the_bounds() -> None:
+    env = MultiAgentEnv(Above0(n=2), PolicyMap(), EnvOptions())
+    for _ in range(2):
+        rows, _ = env.reset(seed=0)
+        assert rows["shared"]["observation"].tolist() == [[1.5, 1.5], [1.5, 1.5], [1.0, 1.0]]
+        for _ in range(6):
+            rows = env.step({"shared": np.zeros(3, np.int64)})[0]
+        assert (rows["shared"]["observation"] == 1.5).all()
+
+
 class MaskedInfos(Three):
     """Agent a has a mask in its info while it acts; b has another kind of action, without one."""
 

@@ -244,6 +244,11 @@ def test_an_array_without_dimensions_is_a_number_and_one_with_them_is_not() -> N
     for value in (np.array(1.0), np.array(4)):
         means.add({"n": value, "many": np.ones(1), "text": np.array("a")})
     assert means.pop() == {"n": 2.5}
+    reused = np.zeros(())
+    for t in range(1, 8):
+        reused[...] = t
+        means.add({"n": reused})
+    assert means.pop() == {"n": 4.0}
 
 
 def test_single_precision_numbers_are_summed_in_double() -> None:

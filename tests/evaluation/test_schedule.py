@@ -14,6 +14,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.core.ranks import SingleRank
+from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, NoEvaluator
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
@@ -237,8 +238,9 @@ def test_the_result_of_a_failed_and_of_an_interrupted_run(tmp_path: Path, monkey
     assert (result["ended"], result["env_steps"] > 0) == ("failed", True)
     assert "the sky fell" in result["reason"]
 
-    def stop(runner: Runner) -> None:
+    def stop(runner: Runner) -> list[Trajectory]:
         os.kill(os.getpid(), signal.SIGTERM)
+        return []
 
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "record_episodes", stop)

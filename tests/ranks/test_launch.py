@@ -7,15 +7,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 import psutil
 import pytest
 
+from rlframe.core.ranks import current_ranks
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
+from rlframe.runners import Callback
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
@@ -33,6 +35,11 @@ def command(program: list[str], log_dir: Path, *words: str) -> list[str]:
     """Launch by a program such as torchrun; by Python itself if there is none."""
     runner = [sys.executable, "-m", "torch.distributed.run", *program[1:]] if program else [sys.executable]
     return [*runner, "-m", "rlframe.launch", f"log_dir={log_dir}", *words]
+
+
+class LogsItsRank(Callback):
+    def on_log(self, row: Mapping[str, float]) -> None:
+        self.log("mine/rank", float(current_ranks().rank))
 
 
 @contextlib.contextmanager
@@ -88,6 +95,14 @@ def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) 
     assert main([f"resume={run}", "runner.n_steps=700"]) == 0
     assert column(run, "env_steps") == sorted(column(run, "env_steps"))
     assert column(run, "env_steps")[-1] >= 700
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_all_ranks_follow_a_stop_rule_on_what_the_first_one_logs(tmp_path: Path) -> None:
+    words = [f"callbacks={__name__}:LogsItsRank", "stop=mine/rank > 0.5", "trust=true"]
+    assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT, *words]) == 0
+    assert column(tmp_path / "run_0", "mine/rank") == [0.0] * len(column(tmp_path / "run_0", "env_steps"))
+    assert column(tmp_path / "run_0", "env_steps")[-1] >= 512
 
 
 @pytest.mark.parametrize(

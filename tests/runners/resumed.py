@@ -13,6 +13,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.core.struct import as_numpy
+from rlframe.core.types import Trajectory
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import Runner
@@ -40,10 +41,10 @@ def stop_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.Monk
     """Train, and stop by SIGTERM after `env_steps`."""
     record_episodes = Runner.record_episodes
 
-    def record_and_stop(runner: Runner) -> None:
-        record_episodes(runner)
+    def record_and_stop(runner: Runner) -> list[Trajectory]:
         if runner.env_steps >= env_steps:
             os.kill(os.getpid(), signal.SIGTERM)
+        return record_episodes(runner)
 
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "record_episodes", record_and_stop)

@@ -53,15 +53,14 @@ def made(kind: str, evaluates: bool, callbacks: Sequence[Callback], n_steps: int
         yield made
 
 
-def expected(evaluates: bool, updates_first: bool) -> list[str]:
+def expected(evaluates: bool) -> list[str]:
     """The hooks of a training: batches of 28, 28 and 24 valid rows, and rows of the log at 0, 56 and 80."""
 
     def report(env_steps: int) -> list[str]:
         return [*(["evaluation of 2"] * evaluates), f"log at {env_steps}", f"snapshot at {env_steps}"]
 
     def batch(n_valid: int, n_episodes: int) -> list[str]:
-        rest = [[f"episode {env}" for _ in range(n_episodes) for env in range(4)], ["update"]]
-        return [f"batch of {n_valid}", *(each for part in (rest[::-1] if updates_first else rest) for each in part)]
+        return [f"batch of {n_valid}", *[f"episode {env}" for _ in range(n_episodes) for env in range(4)], "update"]
 
     batches = [*batch(28, 1), *batch(28, 1), *report(56), *batch(24, 2), *report(80)]
     return ["start", *report(0), *batches, "end"]
@@ -74,7 +73,7 @@ def test_every_runner_calls_every_hook_in_order(kind: str, evaluates: bool, tmp_
     with logger_context(tmp_path, console=False), made(kind, evaluates, [recorder]) as runner:
         runner.train()
         assert runner.return_metric == ("eval/return_mean" if evaluates else "episode/return_mean")
-    assert recorder.calls == expected(evaluates, updates_first=kind == "async_rl")
+    assert recorder.calls == expected(evaluates)
 
 
 def test_a_callback_logs_means_of_the_interval_and_adds_to_the_row(tmp_path: Path) -> None:
@@ -226,6 +225,26 @@ def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_
     assert isinstance(caught.value.__cause__, ValueError)
     assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == 80
     assert recorder.calls[-1] == "end"
+
+
+@pytest.mark.parametrize("hook", ["on_batch", "on_episode"])
+@pytest.mark.parametrize(
+    ("algo", "says"), [("ppo algo.minibatches=2", "is lost"), ("dqn algo.learning_starts=32", "exactly")]
+)
+def test_an_error_in_a_hook_loses_no_episode_and_the_resume_says_if_a_batch_is_lost(
+    algo: str, says: str, hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = "env=rlframe.envs.debug_envs:time_limit env_kwargs.length=4 eval.n_episodes=0 runner.n_steps=64"
+    sampler = "sampler=serial sampler.batch_T=8 sampler.batch_B=2"
+    case = f"algo={algo} {env} {sampler} model.hidden=[8] callbacks={HERE}:Counter"
+    assert launch.main([*words(case, tmp_path / "whole"), TRUST]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, hook, lambda *_: 1 // 0)
+        assert launch.main([*words(case, tmp_path / "parts"), TRUST]) == 1
+    assert launch.main([f"resume={tmp_path / 'parts/run_0'}", TRUST]) == 0
+    whole, parts = (read_csv(tmp_path / name / "run_0/episodes.csv")[1] for name in ("whole", "parts"))
+    assert whole == parts
+    assert says in (tmp_path / "parts/run_0/debug.log").read_text()
 
 
 @pytest.mark.parametrize(

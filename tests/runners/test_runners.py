@@ -200,7 +200,6 @@ class FromOneBatch(Runner):
             self.samples = self.sampler.collect()
         self.receive([(self.learner, self.samples)])
         self.update(self.learner)
-        self.record_episodes()
 
 
 def test_a_runner_whose_clock_is_updates_counts_lengths_and_intervals_in_them(tmp_path):

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from rlframe.envs.base import EnvError
 from rlframe.samplers import GpuSampler
 from rlframe.system.service import WorkersFailed
 from tests.processes import until
@@ -198,7 +199,6 @@ def test_a_death_is_noticed_while_another_worker_is_slow(
         ("gpu", faulty.abort, r"killed by SIGABRT, at\n[^$]*in abort\n"),
         ("cpu", faulty.crash, r"killed by SIGSEGV, at\n[^$]*in crash\n"),
         ("gpu", faulty.leave_at_once, "ended with exit status 3"),
-        ("cpu", faulty.leave, "ended with exit status 4"),
     ],
 )
 def test_every_end_of_a_worker_process_counts_as_a_death(
@@ -207,6 +207,14 @@ def test_every_end_of_a_worker_process_counts_as_a_death(
     with sampler_for(kind, kwargs={"faults": (Fault(what, at=5, seed=FAULTY_SEED),)}) as sampler:
         assert len(BatchHistory(collected(sampler, 2)).interruptions) == 2
     assert re.search(logged_as, "".join(warnings_of(caplog)))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_sys_exit_in_an_environment_is_its_error_and_not_a_death(kind: str) -> None:
+    fault = Fault(faulty.leave, at=5, seed=FAULTY_SEED)
+    error = pytest.raises(EnvError, match=r"environment 2 called sys.exit\(4\) \(seed \d+, episode 1, step 1, action")
+    with error, sampler_for(kind, kwargs={"faults": (fault,)}) as sampler:
+        collected(sampler, 2)
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_two_learners_have_their_places_in_a_snapshot_and_are_resumed_exactly(tm
         runner.train()
     with two_learners() as runner, logger_context(tmp_path / "parts", console=False) as parts:
         record = Runner.record_episodes
-        runner.record_episodes = lambda: (record(runner), _stop_at(runner, 100))[0]  # type: ignore[method-assign]
+        runner.record_episodes = lambda: (_stop_at(runner, 100), record(runner))[1]  # type: ignore[method-assign]
         with pytest.raises(Interrupted):
             runner.train()
     state = load_snapshot(resolve_snapshot(parts.directory))[0]
