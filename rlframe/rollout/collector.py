@@ -14,17 +14,16 @@ from rlframe.core.seeding import round_seed
 from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
-from rlframe.envs.observations import BoundsCheck
-from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
-from rlframe.rollout.episodes import EpisodeTracker
+from rlframe.rollout.buffer import BatchBuffer, empty_rows
 from rlframe.rollout.first_ready import FirstReadyStepper
 from rlframe.rollout.inference import BatchInference, block_size, check_spaces, empty_agent_outputs, empty_batch
-from rlframe.rollout.stepper import LocalStepper, Stepper, worker_steppers
+from rlframe.rollout.stepper import BatchEvents, LocalStepper, Stepper, worker_steppers
+from rlframe.rollout.stream import BatchStream
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.shared import share_zeros
 
 
-class Collector:
+class Collector(BatchStream):
     """Fills one batch again and again. Each group of environments has one stepper and one inference.
 
     One of your own is a subclass (`sampler.collector=`). In the workers of `sampler=cpu` each has one, of its columns,
@@ -38,26 +37,20 @@ class Collector:
         steppers: Sequence[Stepper],
         observation_space: Space,
     ) -> None:
-        self.batch, self.samples = batch, batch.samples()
+        super().__init__(batch, observation_space)
         self.inferences, self.steppers = list(inferences), list(steppers)
-        self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsCheck(observation_space)
-        self.complete = True  # False after a batch was interrupted, when environments are at different rows
-        self.end = 0  # time of row T in the stream
         self._decorrelation = 0, 0, 0  # see `decorrelate`
         inputs = batch.inputs()
         self._rows = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
 
     def collect(self) -> Samples:
         """Fill the batch and update the running episodes."""
-        start = self.end + (not self.complete)  # rows of an interrupted batch are lost
-        self.complete = False
+        return self.fill(self._take_steps)
+
+    def _take_steps(self) -> list[BatchEvents]:
         self.start_batch()
         self.run_steps(0)
-        self.tracker.update(self.batch.rows, [stepper.pop_events() for stepper in self.steppers])
-        self.bounds.check(self.batch.rows.observation)
-        self.complete = True
-        self.samples, self.end = numbered(self.samples, self.batch.rows, start), start + self.batch.rows.T
-        return self.samples
+        return [stepper.pop_events() for stepper in self.steppers]
 
     def start_batch(self) -> None:
         """Copy row T of the last batch to row 0, and save the agent's state before it."""
@@ -85,7 +78,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """The state between two batches: the last row, the environments and their running episodes."""
         envs = [state for stepper in self.steppers for state in stepper.state()]
-        return {"envs": envs, **running_state(self.batch, self.tracker, self.bounds, self.end)}
+        return {"envs": envs, **self.running_state()}
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Continue from a saved state; returns for each environment why its episode was restarted, or ""."""
@@ -95,15 +88,14 @@ class Collector:
             reasons += stepper.restore(saved["envs"][stepper.lo : stepper.hi])
         for inference in self.inferences:
             inference.load_state()
-        self.end = load_running_state(saved, reasons, self.tracker, self.bounds)
+        self.load_running_state(saved, reasons)
         return reasons
 
     def reset(self, round_: int = 0) -> None:
         """Restart all episodes, from the seeds of a round (see `Envs.reset`), decorrelated as before."""
         for stepper in self.steppers:
             stepper.reset(round_)
-        self.tracker.forget()
-        self.end += 1
+        self.restart(partial=False)
         n_steps, seed, first = self._decorrelation
         self.decorrelate(n_steps, round_seed(seed, round_), first)
         self._decorrelation = n_steps, seed, first
@@ -120,22 +112,6 @@ class Collector:
             stepper.decorrelate(n_steps, seed, first + stepper.lo)
             stepper.pop_events()
         self.tracker.partial[:] = True
-
-
-def running_state(batch: BatchBuffer, tracker: EpisodeTracker, bounds: BoundsCheck, end: int) -> dict[str, Any]:
-    """The state that continues from one batch to the next, except the environments' own."""
-    row = [np.copy(x) for x in batch.last_row()]
-    return {"row": row, "episodes": tracker.state(), "bounds": bounds.state(), "end": end}
-
-
-def load_running_state(
-    saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsCheck
-) -> int:
-    """Continue from `running_state`, except the episodes that were restarted for a reason; returns `end`."""
-    tracker.load(saved["episodes"], np.array([bool(reason) for reason in reasons]))
-    bounds.load(saved["bounds"])
-    end: int = saved["end"]
-    return end + any(reasons)  # a row that does not continue the last one is another
 
 
 def local_collector(

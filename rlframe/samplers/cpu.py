@@ -15,13 +15,13 @@ from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, unpack_state
 from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
-from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
-from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
-from rlframe.rollout.collector import Collector, load_running_state, running_state
-from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
+from rlframe.rollout.buffer import BatchBuffer, empty_rows
+from rlframe.rollout.collector import Collector
+from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise, noise_state
 from rlframe.rollout.stepper import BatchEvents, Interruptions
+from rlframe.rollout.stream import BatchStream
 from rlframe.rollout.worker_pool import Worker, WorkerPool, WorkerTask
 from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, name_of_collector
 from rlframe.system.shared import make_shared_parameters, post_parameters, share_zeros
@@ -62,22 +62,19 @@ class CpuSampler(Sampler):
         first = first_env_of_rank(envs.n)
         outputs = empty_agent_outputs(agent, rows, range(first, first + envs.n))
         shared = share_zeros(BatchBuffer(rows, outputs), "batch")
-        self.batch: BatchBuffer = shared.tree
-        write(self.batch.outputs, outputs)  # the agent's initial state: a snapshot may come before the first batch
-        self.samples = self.batch.samples()
+        write(shared.tree.outputs, outputs)  # the agent's initial state: a snapshot may come before the first batch
+        self.stream = BatchStream(shared.tree, envs.observation_space)
+        self.stream.tracker.partial[:] = decorrelation_steps > 0
         self.shared_parameters = make_shared_parameters(cpu_worker.parameters(agent))
-        self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsCheck(envs.observation_space)
-        self.complete = True  # False after a batch was interrupted, when environments are at different rows
-        self.end = 0  # time of row T in the stream
-        self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first, name)
         noise = share_zeros(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # states of the workers' generators after the last batch
         envs.assign(WorkerTask(cpu_worker.CollectHandler, (shared, self.shared_parameters, noise), arguments))
 
     def collect(self) -> Samples:
-        start = self.end + (not self.complete)  # rows of an interrupted batch are lost
-        self.complete = False
+        return self.stream.fill(self._take_steps)
+
+    def _take_steps(self) -> list[BatchEvents]:
         ready = [worker for worker in self.envs.workers if not worker.needs_reset]
         unfinished = {worker: -1 for worker in self.envs.workers if worker.needs_reset}  # worker: steps done
         for worker in ready:
@@ -88,12 +85,7 @@ class CpuSampler(Sampler):
                 unfinished[worker] = result.value
             elif result.value:
                 events.append(result.value)
-        events += [self._complete(worker, progress) for worker, progress in unfinished.items()]
-        self.tracker.update(self.batch.rows, events)
-        self.bounds.check(self.batch.rows.observation)
-        self.complete = True
-        self.samples, self.end = numbered(self.samples, self.batch.rows, start), start + self.batch.rows.T
-        return self.samples
+        return events + [self._complete(worker, progress) for worker, progress in unfinished.items()]
 
     def _complete(self, worker: Worker, progress: int) -> BatchEvents:
         """Make a worker's new process complete the batch after the `progress` steps of the one that died."""
@@ -110,26 +102,26 @@ class CpuSampler(Sampler):
             progress = max(progress, result.value)
 
     def trajectories(self) -> list[Trajectory]:
-        return self.tracker.pop()
+        return self.stream.tracker.pop()
 
     def follow_episodes(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
-        self.tracker.follow(discount, statistics)
+        self.stream.tracker.follow(discount, statistics)
 
     def refresh(self, agent: Agent) -> None:
         post_parameters(self.shared_parameters.tree, cpu_worker.parameters(agent))
 
     def counters(self) -> dict[str, float]:
-        return {**self.envs.counters(), **self.bounds.counters()}
+        return {**self.envs.counters(), **self.stream.bounds.counters()}
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         self.envs.heartbeat = heartbeat
 
     def state_dict(self) -> dict[str, Any]:
         noise = {"noise": [unpack_state(words) for words in self.noise]}
-        if not self.complete:
+        if not self.stream.complete:
             return noise
         envs = [each for worker in self.envs.workers for each in self.envs.states(worker, cpu_worker.STATE)]
-        return {**noise, "envs": envs, **running_state(self.batch, self.tracker, self.bounds, self.end)}
+        return {**noise, "envs": envs, **self.stream.running_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         rngs = generators(0, Role.NOISE, self.envs.n)
@@ -137,18 +129,16 @@ class CpuSampler(Sampler):
         round_ = 0 if "envs" in state else new_round(rngs)
         noise = noise_state(rngs)
         if "envs" in state:
-            self.batch.load_last_row(state["row"])
+            self.stream.batch.load_last_row(state["row"])
         reasons: list[str] = []
         for worker in self.envs.workers:
             own = state.get("envs", [])[worker.lo : worker.hi], noise[worker.lo : worker.hi]
             reasons += self.envs.call(worker, cpu_worker.LOAD_STATE, round_, [own])
             worker.needs_reset = False  # also of a process that replaced one meanwhile
         if "envs" not in state:
-            self.tracker.forget()
-            self.tracker.partial[:] = self.config.decorrelation_steps > 0
-            self.end += 1
+            self.stream.restart(partial=self.config.decorrelation_steps > 0)
             return [NOT_SAVED] * self.envs.n
-        self.end = load_running_state(state, reasons, self.tracker, self.bounds)
+        self.stream.load_running_state(state, reasons)
         return reasons
 
     def close(self) -> None:

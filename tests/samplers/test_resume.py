@@ -100,7 +100,7 @@ def test_a_state_saved_before_the_first_batch_has_the_initial_state_of_the_agent
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     with closing((CpuSampler if how == "cpu" else GpuSampler)(envs, agent, T)) as sampler:
         (env,) = leaves(
-            sampler.batch.outputs.final_state if how == "cpu" else sampler.collector.batch.outputs.final_state
+            sampler.stream.batch.outputs.final_state if how == "cpu" else sampler.collector.batch.outputs.final_state
         )
         assert env.tolist() == [0, 1, 2, 3], "by which epsilon is graded"
 
