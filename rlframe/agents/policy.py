@@ -25,7 +25,7 @@ from rlframe.exploration.base import unknown_probabilities
 from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
-from rlframe.models.heads import policy_layer
+from rlframe.models.heads import add_log_std, policy_layer
 from rlframe.models.initial import redrawn
 from rlframe.models.network import initial_weights
 
@@ -192,6 +192,8 @@ def make_policy_agent(
     with initial_weights(seed_int(seed, Role.MODEL)):
         head = make_head if correlates else None
         model = redrawn(ActorCritic(observation_space, action_space, distribution, config, head), config.init)
+        if config.state_dependent_std and config.init != "auto" and not correlates:  # biases are drawn again, too
+            add_log_std(model.policy_head, distribution, config.log_std)
     if correlates:
         exploration: Any = part.make_for(model, size, seed)
         agent: PolicyAgent = GsdePolicyAgent(model, distribution, exploration)

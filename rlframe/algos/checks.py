@@ -39,7 +39,10 @@ def check_learns(c: Any, ratio: ReplayRatio, n_steps: int) -> None:
 def check_replay(replay: Replay, config: Any) -> None:
     """Raise ConfigError if a replay that was handed in is not the one that the config, one of rlframe's, describes."""
     made = {} if is_own(config) or not hasattr(replay, "made_with") else replay.made_with()
-    _check_same("replay", made, {name: getattr(config, name, False) for name in made}, "config.make_replay")
+    given = {name: getattr(config, name, False) for name in made}
+    if "prioritized" in given and not getattr(config, "alpha", 1.0):  # then priorities decide nothing
+        given["prioritized"] = False
+    _check_same("replay", made, given, "config.make_replay")
 
 
 def check_network(agent: QAgent, config: Any) -> None:

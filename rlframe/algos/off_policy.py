@@ -154,8 +154,9 @@ class FromReplay(Algorithm):
     def observe_data(self) -> None:
         if not any(isinstance(module, ObservationNorm) for module in self.agent.modules()):
             return
-        for _ in range(-(-min(self.replay.n_rows, _MOST_OBSERVED) // _OBSERVED_AT_ONCE)):
-            self.agent.observe(self.replay.sample(_OBSERVED_AT_ONCE).inputs.observation)
+        n = min(_OBSERVED_AT_ONCE, max(1, self.replay.n_rows // 2))  # so many can be drawn without repetition too
+        for _ in range(-(-min(self.replay.n_rows, _MOST_OBSERVED) // n)):
+            self.agent.observe(self.replay.sample(n).inputs.observation)
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)

@@ -58,7 +58,7 @@ LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,
 class Config(FromReplayConfig):
     """Defaults are the paper's (table 2), where one machine has them."""
 
-    IDLE = idle_while("alpha", "beta", prioritized=False)
+    IDLE = idle_while("alpha", "beta", "eta", prioritized=False)
     for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(64,), activation="relu", memory="lstm"),

@@ -48,14 +48,16 @@ from rlframe.updates.compiled import Compiled
 from rlframe.updates.graphed import Graphs
 from rlframe.updates.optimizer_step import make_optimizer_step
 
-_OF_TEMPERATURE = ("target_entropy", "target_entropy_fraction", "temperature_loss")
-
 
 @chz.chz
 class Config(ActorCriticConfig):
     """Those of the second paper (appendix D); for vectors the critics' rate is CleanRL's, and it starts earlier."""
 
-    IDLE = ActorCriticConfig.IDLE | idle_while(*_OF_TEMPERATURE, learn_temperature=False)
+    IDLE = (
+        ActorCriticConfig.IDLE
+        | idle_while("target_entropy", "target_entropy_fraction", "temperature_loss", learn_temperature=False)
+        | idle_while("tau", "target_interval", "target_interval_steps", target_critics=False)
+    )
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000})
 

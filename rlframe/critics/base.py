@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +182,8 @@ class Critic(nn.Module):
         values = self(*both)
         if not self.has_target:
             return values[:, :n], self._of_chosen(values[:, n:].detach())
-        with torch.no_grad(), in_batch_statistics(self.target):
+        learns = torch.is_grad_enabled()  # else networks normalise by their running statistics, as `self` has just done
+        with torch.no_grad(), in_batch_statistics(self.target) if learns else nullcontext():
             next_values = self._values(self.target(*both), *both[1:])
         return values[:, :n], self._of_chosen(next_values[:, n:])
 
@@ -222,6 +224,12 @@ def make_critic(
     seed: int,
 ) -> Critic:
     """A critic of `ensemble`, or of so many networks, with initial weights from `seed`, the run's root seed."""
+    own = config.of_critic()
+    if own.norm != "none" and not (own.hidden or own.blocks):
+        raise ConfigError(
+            f"model.critic.norm={own.norm}: critics have no hidden layer to normalise; give them some "
+            f"(model.critic.hidden), or use none"
+        )
     ensemble = Ensemble(ensemble) if isinstance(ensemble, int) else ensemble
     make = ChoiceNetworks if isinstance(action_space, spaces.Discrete) else ActionNetworks
     with initial_weights(seed_int(seed, Role.CRITIC)):

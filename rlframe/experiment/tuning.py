@@ -209,6 +209,8 @@ def _learning_at_once(algo: Any, batch_spec: BatchSpec) -> Any:
     """The algorithm's config with learning from the first batch on and a small replay, if it has these fields."""
     fields = chz.chz_fields(type(algo))
     changes: dict[str, Any] = {"learning_starts": 0} if "learning_starts" in fields else {}
+    if "unique" in fields:
+        changes["unique"] = False  # a small replay may have too few rows for it
     if "replay" in fields:
         rows = max(_REPLAY_ROWS, small_size(batch_spec))
         changes["replay"] = algo.replay.for_trial(rows)

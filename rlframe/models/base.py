@@ -228,6 +228,7 @@ class ModelConfig:
         return chz.replace(
             self,
             hidden=own.hidden or self.hidden,
+            image_hidden=own.hidden or self.image_hidden,
             activation=self.activation if own.activation == "auto" else own.activation,
             norm=self.norm if own.norm == "auto" else own.norm,
             blocks=own.blocks or self.blocks,

@@ -212,6 +212,11 @@ def hadamax(image: Image, stages: Sequence[int] = ()) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def activation_after(images: bool, config: ModelConfig) -> str:
+    """That of the fully connected layers; after Hadamax, whose convolutions have GELU too, it is that."""
+    return "gelu" if images and config.encoder == "hadamax" else config.activation
+
+
 class Encoder(nn.Module):
     """Concatenated vectors, and a CNN for each image, then one MLP; gives `size` features."""
 
@@ -225,7 +230,7 @@ class Encoder(nn.Module):
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        activation = "gelu" if any(self.order) and config.encoder == "hadamax" else config.activation
+        activation = activation_after(any(self.order), config)
         self.mlp = Network([size, *hidden], activation, activation, config.norm, gain=math.sqrt(2))
         self.size = self.mlp.size
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -52,10 +54,17 @@ def policy_head(
     if distribution.has_log_std and not state_dependent_std:
         return GaussianHead(features, distribution.param_size // 2, log_std)
     layer = policy_layer(features, distribution.param_size)
-    if distribution.has_log_std:
-        with torch.no_grad():
-            layer.bias[distribution.param_size // 2 :] += log_std
+    add_log_std(layer, distribution, log_std)
     return layer
+
+
+@torch.no_grad()
+def add_log_std(head: Any, distribution: Distribution, log_std: float) -> None:
+    """Start the log σ that are outputs of a head of `policy_head` from there."""
+    for part, own in zip(head.heads if distribution.joined else (), distribution.joined, strict=True):
+        add_log_std(part, own, log_std)
+    if distribution.has_log_std:
+        head.bias[distribution.param_size // 2 :] += log_std
 
 
 def value_head(features: int) -> nn.Module:

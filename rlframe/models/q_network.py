@@ -24,7 +24,7 @@ from rlframe.kernels.transfer import to_device
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig, with_modes
-from rlframe.models.encoders import convolves, with_leading
+from rlframe.models.encoders import activation_after, convolves, with_leading
 from rlframe.models.network import ACTIVATIONS, Network, Norm
 from rlframe.models.normalize import normalization_of
 from rlframe.models.views import ActionOutputs, View, mask_entries, special_entries
@@ -162,7 +162,8 @@ class QNetwork(QModel):
             raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
         view = View(observation_space, *special, PRIVILEGED)
         self.observation_norm = normalization_of(observation_space, config.normalize_observation, special)
-        name = "image_hidden" if convolves(view.space, config) else "hidden"
+        images = convolves(view.space, config)
+        name = "image_hidden" if images else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
         hidden = widths[-1:] if dueling or noisy or n_cosines else ()
         if hidden and config.memory == "none":
@@ -172,7 +173,7 @@ class QNetwork(QModel):
         self.n_outputs, self.n_atoms = config.action_embedding or int(action_space.n), n_atoms
         self.fractions = Fractions(self.trunk.size, n_cosines, n_atoms) if n_cosines else None
         sizes, self.n_in_head = [self.trunk.size, *hidden], 1 if n_cosines else n_atoms
-        layers = noisy, config.norm, config.activation
+        layers = noisy, config.norm, activation_after(images, config)
         self.advantage = Stream([*sizes, self.n_outputs * self.n_in_head], *layers)
         self.value = Stream([*sizes, self.n_in_head], *layers) if dueling else None
         self.outputs = ActionOutputs(observation_space, action_space, config)

@@ -44,7 +44,9 @@ class OnRay(ShardOptions):
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         check_not_divided("ray")
-        small = InMemory(size=min(self.size, small_size(spec.batch_spec)), compress=self.compress).make(spec)
+        small = InMemory(size=min(self.size, small_size(spec.batch_spec)), compress=self.compress).make(
+            replace(spec, unique=0)  # of which nothing is drawn
+        )
         assert isinstance(small, ReplayBuffer)  # every rank has its own
         return ShardedReplay(self, spec, small.row_bytes)
 

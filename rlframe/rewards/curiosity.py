@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
 from rlframe.algos.running_deviation import RunningDeviation
-from rlframe.core.config import below_one, count, fraction, option, positive, sizes
+from rlframe.core.config import below_one, count, fraction, idle_while, option, positive, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator, seed_int
@@ -50,6 +50,8 @@ _CPU = torch.device("cpu")
 @chz.chz
 class CuriosityConfig(BonusConfig):
     """Base class of the Configs of learned bonuses. Defaults are those of RND's Atari runs, but for the sizes."""
+
+    IDLE = idle_while("clip", normalize_observation=False)
 
     scale: Scheduled = scheduled(1.0, "weight of the bonus, of deviation 1 in its return, beside the rewards")
     learning_rate: Scheduled = scheduled(1e-4, "of Adam, for the bonus's networks")

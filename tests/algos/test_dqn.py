@@ -253,6 +253,12 @@ def test_prioritized_replay_is_told_the_errors() -> None:
     assert (priority >= 0).all()
 
 
+def test_priorities_to_the_power_of_0_are_draws_of_equal_probability() -> None:
+    config = dqn.Config(prioritized=True, alpha=0.0, replay=InMemory(size=100))
+    agent = config.make_agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), ModelConfig(hidden=(8,)), 0)
+    assert not config.make_algorithm(agent, BatchSpec(4, 2), 100_000).replay.is_prioritized
+
+
 def test_memory_is_refused_with_the_algorithm_that_trains_it() -> None:
     with pytest.raises(ConfigError, match="use r2d1"):
         run(debug_envs.memory, 1, model_memory="lstm")

@@ -8,7 +8,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.algos import ddpg, sac, td3
+from rlframe.algos import ddpg, ppo, sac, td3
 from rlframe.algos.targets import soft_update
 from rlframe.core.errors import ConfigError
 from rlframe.critics import CategoricalValue, Critic, Ensemble, ExpectedValue, QuantileValue, Value, make_critic
@@ -85,6 +85,17 @@ def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_th
     assert not target.requires_grad
 
 
+@pytest.mark.parametrize("norm", ["batch", "renorm"])
+def test_without_a_gradient_a_row_has_the_values_that_it_has_among_others(norm: str) -> None:
+    """First priorities of replay are of a few rows; see DDPG._first_priority."""
+    critic = moved(critic_of(norm=norm, hidden=(7,)))
+    x, a, y, b = torch.randn(6, 5), torch.randn(6, 2), torch.randn(6, 5), torch.randn(6, 2)
+    with torch.no_grad():
+        all_rows = critic.with_target(x, a, y, b)
+        one_row = critic.with_target(x[:1], a[:1], y[:1], b[:1])
+    close([all_rows[0][:, :1], all_rows[1][:1]], list(one_row))
+
+
 def test_critics_differ_from_each_other_and_their_targets_move_with_them() -> None:
     critic = critic_of()
     x, a = torch.rand(5, 5), torch.rand(5, 2)
@@ -122,6 +133,15 @@ def test_critics_have_widths_and_normalisation_of_their_own() -> None:
     shapes = [tuple(parameter.shape) for parameter in critic.learned]
     assert shapes[:6] == [(2, 9, 7), (2, 9), (2, 8, 9), (2, 8), (2, 1, 8), (2, 1)]
     assert shapes[6:] == [(2, 9), (2, 9), (2, 8), (2, 8)]
+    with pytest.raises(ConfigError, match=r"model.critic.norm=layer: critics have no hidden layer"):
+        critic_of(hidden=(), critic=CriticConfig(norm="layer"))
+
+
+@pytest.mark.parametrize("space", [VECTOR, spaces.Box(0, 255, (1, 36, 36), "uint8")], ids=["vector", "image"])
+def test_the_value_network_of_a_policy_has_widths_of_its_own(space: Space) -> None:
+    config = ModelConfig(hidden=(5,), image_hidden=(5,), shared=False, critic=CriticConfig(hidden=(7, 6)))
+    model: Any = ppo.Config().make_agent(space, BOX, config, 0).model
+    assert (model.actor.size, model.critic.size) == (5, 6)
 
 
 def test_clip_bounds_the_targets_of_expected_values_and_quantiles() -> None:

@@ -10,6 +10,7 @@ from rlframe.experiment.presets import preset_names
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
+from rlframe.rewards.curiosity import RNDConfig
 from rlframe.runners.league import LeagueConfig
 
 SMALL = [
@@ -132,6 +133,10 @@ TEAM = "agents.map.*=red env=rlframe.envs.debug_agents:TwoStepGame"
     [
         ("algo=sac algo.v_min=-5", ["algo.v_min=-5 does nothing with algo.value=expected"]),
         ("algo=sac algo.v_min=-5 algo.value=categorical", []),
+        (
+            "algo=sac algo.tau=0.1 algo.target_critics=false",
+            ["algo.tau=0.1 does nothing with algo.target_critics=false"],
+        ),
         ("experiment=mujoco/flashsac_hopper algo.normalize_return=false", []),  # the preset gives a limit of it
         ("algo=dqn algo.munchausen_clip=-2", ["algo.munchausen_clip=-2 does nothing with algo.munchausen=0"]),
         ("model.memory=lstm model.memory_heads=2", ["model.memory_heads=2 does nothing with model.memory=lstm"]),
@@ -157,7 +162,7 @@ def test_a_given_key_that_does_nothing_is_noted(words: str, unused: list[str]) -
 ALGOS = [Part(ROOTS["algo"], name).find(name) for name in module_names(ROOTS["algo"])]
 
 
-@pytest.mark.parametrize("config", [*ALGOS, ModelConfig, LeagueConfig])
+@pytest.mark.parametrize("config", [*ALGOS, ModelConfig, LeagueConfig, RNDConfig])
 def test_keys_that_may_do_nothing_are_fields_beside_values_that_others_can_have(config: type) -> None:
     for name, (other, values) in getattr(config, "IDLE", {}).items():
         assert name in chz.chz_fields(config)

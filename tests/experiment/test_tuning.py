@@ -135,9 +135,10 @@ def test_a_memory_that_cannot_be_written_is_left_out(monkeypatch: pytest.MonkeyP
 
 
 def test_a_trial_learns_at_once_from_a_small_replay() -> None:
-    changed = _learning_at_once(DQN, BatchSpec(4, 2))
+    changed = _learning_at_once(chz.replace(DQN, prioritized=True, unique=True), BatchSpec(4, 2))
     assert (changed.learning_starts, changed.replay.size) == (0, 20_000)
-    assert changed == chz.replace(DQN, learning_starts=0, replay=chz.replace(DQN.replay, size=20_000))
+    small = {"learning_starts": 0, "replay": chz.replace(DQN.replay, size=20_000), "prioritized": True}
+    assert changed == chz.replace(DQN, **small), "drawn with repetition, which a small replay always can"
     assert _learning_at_once(PPO, BatchSpec(4, 2)) == PPO
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
@@ -118,6 +119,8 @@ def test_hadamax_is_followed_by_gelu_in_the_paper_s_sizes(side: int, n_features:
     assert encoder.mlp.in_size == n_features
     assert encoder.mlp.layers.activations == ("gelu",)
     assert encoder(torch.zeros(5, 2, 4, side, side, dtype=torch.uint8)).shape == (5, 2, 512)
+    q = dqn.Config(dueling=True).make_agent(space, spaces.Discrete(3), ModelConfig(encoder="hadamax"), 0).model
+    assert q.advantage.network.layers.activations[0] == q.value.network.layers.activations[0] == "gelu"
 
 
 def test_channels_are_the_widths_of_impalas_stages() -> None:

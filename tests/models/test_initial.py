@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Tuple
 from torch import Tensor, nn
 
 from rlframe.algos import dqn, ppo, sac
@@ -61,6 +61,16 @@ def test_auto_is_the_networks_own_and_seeds_decide_the_others() -> None:
     assert same(networks(), networks(init="auto"))
     assert same(networks(init="lecun"), networks(init="lecun"))
     assert not same(networks(init="lecun"), networks())
+
+
+@pytest.mark.parametrize("kind", ["auto", "lecun", "xavier"])
+def test_the_deviation_that_is_an_output_starts_where_it_should(kind: str) -> None:
+    model = ModelConfig(hidden=(8,), state_dependent_std=True, log_std=-2.0, init=kind)
+    for action in (ACTION, Tuple((ACTION, Discrete(3)))):
+        agent = ppo.Config().make_agent(VECTOR, action, model, seed=3)
+        head = agent.model.policy_head
+        bias = head.heads[0].bias if isinstance(action, Tuple) else head.bias
+        torch.testing.assert_close(bias.detach(), torch.tensor([0.0] * 4 + [-2.0] * 4))
 
 
 def test_critics_differ_and_rows_of_unit_length_stay_so() -> None:

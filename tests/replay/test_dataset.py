@@ -292,6 +292,12 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
     assert "bring back the dataset" in capsys.readouterr().err
 
 
+def test_few_rows_are_normalised_and_drawn_without_repetition(tmp_path: Path) -> None:
+    path = stored(tmp_path, episodes([30, 41], *CARTPOLE), *CARTPOLE)
+    more = ["algo.prioritized=true", "algo.unique=true", "model.normalize_observation=true", "env=none"]
+    assert launch.main(words(tmp_path, f"algo.replay.path={path}", *more)) == 0
+
+
 def test_returns_of_play_do_not_scale_those_of_data(tmp_path: Path) -> None:
     given = {"algo": "sac", "env": "Pendulum-v1", "algo.replay": "dataset", "algo.replay.path": "any-v0"}
     with pytest.raises(ConfigError, match="normalize_return=true would leave the rewards of"):
