@@ -32,7 +32,7 @@ from rlframe.experiment.trust import check_network
 from rlframe.experiment.weights import agents_in, keeping
 from rlframe.kernels.device import choose_device
 from rlframe.record import current_run, logger_context
-from rlframe.record.directory import run_directory
+from rlframe.record.directory import RESULT, run_directory
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.run import Run, SecondaryRankRun
 from rlframe.record.snapshot import load_newest, load_snapshot
@@ -204,7 +204,7 @@ def _choices(job: Job, resolved: hardware.Resolved, built: Built) -> dict[str, A
 def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:
     if not state:
         current_run().truncate_after(-1)
-        _logger.info(f"{resume} has no snapshot yet: it starts from the beginning")
+        _logger.info(f"{resume} has no snapshot: it starts from the beginning")
         return
     with keeping(built.runner.learners.algos(), changed_at(Path(resume), env_steps)):
         built.runner.resume(state)
@@ -225,8 +225,19 @@ _Found = tuple[Path, Any, Mapping[str, Any]]  # a snapshot, its state, its facts
 
 
 def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
-    """The newest snapshot of a run; None if the run ended before its first."""
+    """The newest snapshot of a run; None if the run ended before its first.
+
+    Raises:
+        SnapshotError: it has none, and has trained to its end, so that someone removed it; or none can be read.
+    """
     if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
+        result = Path(run) / RESULT
+        ended = read_json(result).get("ended") if result.is_file() else "interrupted"
+        if ended not in ("interrupted", "failed"):
+            raise SnapshotError(
+                f"{run} has ended ({ended}), and its snapshots are gone, without which it cannot go on; train it "
+                f"anew by experiment={Path(run) / 'params.json'}"
+            )
         return None
     found = load_newest(Path(run), rank)
     if not isinstance(found[1], dict) or not found[1]:

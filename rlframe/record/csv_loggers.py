@@ -81,11 +81,13 @@ class CsvLogger(Logger):
         self._waiting.clear()
 
     def truncate_after(self, env_steps: int) -> None:
-        """Damaged lines are dropped too; the file as it was is kept then."""
+        """Damaged lines are dropped too; the file as it was is kept then, and if a run that has steps begins anew."""
         end, n_damaged = self._end(env_steps)
-        if n_damaged:
+        begins_anew = env_steps < 0 and any(step > 0 for step, _ in self._steps())
+        if n_damaged or begins_anew:
             shutil.copyfile(self._path, aside := _place_aside(self._path))
-            _log.warning(f"{self._path.name} has {pluralize(n_damaged, 'damaged line')}; all are kept in {aside.name}")
+            what = "lines of a run that begins anew" if begins_anew else pluralize(n_damaged, "damaged line")
+            _log.warning(f"{self._path.name} has {what}; all are kept in {aside.name}")
         self._replace(self._columns, (row for step, row in islice(self._steps(), end) if step <= env_steps))
         self._reopen()
 

@@ -54,11 +54,11 @@ def add_runs(directory: Path, experiment: str, given: Mapping[str, str], trust: 
 
 def _trial(words: Mapping[str, str], given: Mapping[str, str]) -> Added:
     """A trial with these values; the searcher chooses those that are not given."""
-    if "seed" in given:
-        raise ConfigError("seed= is not for a trial, which has a run for each seed of the search; remove it")
     search = SearchPlan.read(words, [0])
     if search.searcher == PBT:
         raise ConfigError(f"a population (searcher={PBT}) has the members that it began with; begin a new study")
+    if "seed" in given:
+        raise ConfigError("seed= is not for a trial, which has a run for each seed of the search; remove it")
     search.values(given)
     check_words({**base_words(words), **{key: each.examples()[0] for key, each in search.space.items()}, **given})
     return Added("", 0, dict(given))

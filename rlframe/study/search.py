@@ -297,14 +297,14 @@ class Search(MoreRuns):
             return
         self._seen[run.name] = seen
         (values, intervals, learned), n = self._values(run), self._rows.get(run.name, 0)
-        for k in range(n, len(values)):
-            if learned[k]:  # one before says nothing about the settings
-                trial.report(float(values[k]), int(intervals[k]))
         self._rows[run.name] = len(values)
-        if learned[n:].any() and trial.should_prune():
-            self._reasons[run.setting] = (
-                f"pruned after {len(values)} values of {self.plan.column}, by {self.plan.pruner}"
-            )
+        for k in range(n, len(values)):
+            if not learned[k]:  # it says nothing about the settings
+                continue
+            trial.report(float(values[k]), int(intervals[k]))
+            if trial.should_prune():  # after each value: asha keeps the newest as that of its rung
+                self._reasons[run.setting] = f"pruned after {k + 1} values of {self.plan.column}, by {self.plan.pruner}"
+                return
 
     def _check_metric(self) -> None:
         """One that rlframe knows may come with other settings."""

@@ -101,9 +101,10 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
             print(text, flush=True)
         here, directory = Path.cwd(), study.directory
         shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
-        out = "FOLDER/" if len({run.setting for run in runs}) > 1 else "FILE.csv"
         print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
-        print(f"keep: python -m rlframe.results add {shlex.quote(str(shown))} out={out}")
+        if study.population is None and all(record.statuses[run.name].state == DONE for run in runs):
+            out = "FOLDER/" if len({run.setting for run in runs}) > 1 else "FILE.csv"
+            print(f"keep: python -m rlframe.results add {shlex.quote(str(shown))} out={out}")
         return int(any(status.state in (FAILED, INTERRUPTED) for status in record.statuses.values()))
 
 

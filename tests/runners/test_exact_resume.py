@@ -110,12 +110,21 @@ def test_a_killed_run_continues_in_a_new_process_from_its_last_snapshot(tmp_path
     assert_runs_equal(whole, killed)
 
 
-def test_a_run_that_was_killed_before_its_first_snapshot_starts_again(tmp_path: Path) -> None:
+def test_a_run_without_snapshots_starts_again_and_keeps_its_rows_unless_it_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
     whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
     shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("snapshot"))
+    before = {file: (killed / file).read_bytes() for file in ("progress.csv", "episodes.csv", "result.json")}
+    assert launch.main([f"resume={killed}", TRUST, "runner.n_steps=400"]) == 1
+    assert "has ended (completed), and its snapshots are gone" in capsys.readouterr().err
+    assert {file: (killed / file).read_bytes() for file in before} == before
+    (killed / "result.json").unlink()  # as of a run that was killed
     assert launch.main([f"resume={killed}", TRUST]) == 0
     assert_runs_equal(whole, killed)
+    for file in ("progress.csv", "episodes.csv"):
+        assert (killed / f"abandoned_{file}").read_bytes() == before[file]
 
 
 def test_the_log_names_episodes_that_cannot_be_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
