@@ -224,14 +224,14 @@ def make_critic(
     seed: int,
 ) -> Critic:
     """A critic of `ensemble`, or of so many networks, with initial weights from `seed`, the run's root seed."""
-    own = config.of_critic()
-    if own.norm != "none" and not (own.hidden or own.blocks):
-        raise ConfigError(
-            f"model.critic.norm={own.norm}: critics have no hidden layer to normalise; give them some "
-            f"(model.critic.hidden), or use none"
-        )
     ensemble = Ensemble(ensemble) if isinstance(ensemble, int) else ensemble
     make = ChoiceNetworks if isinstance(action_space, spaces.Discrete) else ActionNetworks
     with initial_weights(seed_int(seed, Role.CRITIC)):
         networks = make(observation_space, action_space, value.n_atoms, config, ensemble.k)
+        named = config.critic.norm not in ("auto", "none")
+        if named and not any(part in name for name in networks.state_dict() for part in ("norms.", "begin.")):
+            raise ConfigError(
+                f"model.critic.norm={config.critic.norm}: critics have no hidden layer to normalise; give them some "
+                f"(model.critic.hidden), or use none"
+            )
         return Critic(redrawn(networks, config.init), value, ensemble)
