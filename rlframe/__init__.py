@@ -173,7 +173,7 @@ def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) 
 
     given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
     there = ((key, value) for key, value in [*given, *settings.items()] if value is not None)
-    keys = dotted((key, with_home(value) if isinstance(value, str) else value) for key, value in there)
+    keys = dotted((key, with_home(value)) for key, value in there)
     limit_threads(competing_work(keys))
     with gc_paused():
         import rlframe.experiment.train  # noqa: F401  # with all that it loads

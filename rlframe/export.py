@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import prepare_output, replacing
+from rlframe.core.files import prepare_output, writing
 from rlframe.deploy.export import (
     N_CHECKED,
     FlatGreedy,
@@ -76,7 +76,7 @@ def _write(out: Path, kind: str, policy: Policy) -> None:
     """Write a policy, and compare the file with it."""
     flat = FlatGreedy(policy.greedy)
     program = trace(flat)
-    with replacing(out) as new:
+    with writing(out) as new:
         exported = (save_onnx if kind == "onnx" else save_torch)(program, flat, new)
         difference = compare(flat, exported)
     print(f"{out}: {', '.join(flat.inputs)} -> {', '.join(flat.outputs)}, each with a leading batch dimension")

@@ -154,7 +154,7 @@ class FromReplay(Algorithm):
     def observe_data(self) -> None:
         if not any(isinstance(module, ObservationNorm) for module in self.agent.modules()):
             return
-        n = min(_OBSERVED_AT_ONCE, max(1, self.replay.n_rows // 2))  # so many can be drawn without repetition too
+        n = self.config.batch_size if getattr(self.config, "unique", False) else _OBSERVED_AT_ONCE
         for _ in range(-(-min(self.replay.n_rows, _MOST_OBSERVED) // n)):
             self.agent.observe(self.replay.sample(n).inputs.observation)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.analysis.curves import PlotError
-from rlframe.core.files import replacing
+from rlframe.core.files import writing
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
 
@@ -25,7 +25,7 @@ def save_figure(figure: Any, out: Path) -> None:
             f"out={out} has no ending that says what kind of image it is; use {out.with_suffix('')}.png, .pdf or .svg"
         )
     try:
-        with replacing(out) as new:
+        with writing(out) as new:
             figure.savefig(new)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {out}: {error}") from None

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable, shortened
@@ -135,9 +135,13 @@ def _end_process(status: int, threads: str) -> None:
     os._exit(status)
 
 
-def with_home(value: str) -> str:
+def with_home(value: Any) -> Any:
     """A value with the home directory for ~/ at its start or that of an entry of a list; shells leave it in words."""
-    return re.sub(r"(?:(?<=[\[,])|^)~(?=/)", lambda _: os.path.expanduser("~"), value)
+    if isinstance(value, str):
+        return re.sub(r"(?:(?<=[\[,])|^)~(?=/)", lambda _: os.path.expanduser("~"), value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(with_home, value))
+    return value.expanduser() if isinstance(value, Path) else value
 
 
 def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: str = "") -> int:

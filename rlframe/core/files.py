@@ -185,15 +185,14 @@ def check_folder(folder: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Context of a path to write, whose file becomes `path` at the end; on an error the old one stays.
 
-    A reader sees either the old or the new content. A pipe or device is written itself.
+    A reader sees either the old or the new content, also after a loss of power.
     """
-    if _is_written_in_place(path):
-        yield path
-        return
     new = path.with_name(f".new-{path.name}")  # of the same ending, which says the format
     try:
         new.unlink(missing_ok=True)  # never write through a link
         yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -201,17 +200,25 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Replace a file by a text, or by its pieces, that survive a loss of power. Raises OSError."""
+    """Replace a file by a text, or by its pieces. Raises OSError."""
     with replacing(path) as new, new.open("x", encoding="utf-8", newline="") as file:
         file.writelines([text] if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Context of a path to write an output to: that of `replacing`, or a pipe or device itself."""
+    if _is_written_in_place(path):
+        yield path
+    else:
+        with replacing(path) as new:
+            yield new
 
 
 def write_output(path: Path, text: str) -> None:
     """Write the file of a command's setting `out`, which `prepare_output` has checked. Raises ConfigError."""
     try:
-        with replacing(path) as new:
+        with writing(path) as new:
             new.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise ConfigError(f"out={path} cannot be written: {error.strerror}") from None

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import check_folder, replacing
+from rlframe.core.files import check_folder, writing
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
@@ -125,7 +125,7 @@ def film(folder: Path, env: EnvConfig, agent: Agent, config: FilmConfig) -> Iter
     with closing(frames(env, agent, config)) as shown:
         for number, frame in enumerate(shown):
             path = folder / f"episode_{number}.mp4"
-            with replacing(path) as new:
+            with writing(path) as new:
                 for last in _written(new, frame, shown):
                     ended = last.ended
             yield path, ended[0]

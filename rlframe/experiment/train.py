@@ -228,15 +228,15 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     """The newest snapshot of a run; None if the run ended before its first.
 
     Raises:
-        SnapshotError: it has none, and has trained to its end, so that someone removed it; or none can be read.
+        ConfigError: it has none, and has trained to its end.    SnapshotError: none can be read.
     """
     if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
         result = Path(run) / RESULT
         ended = read_json(result).get("ended") if result.is_file() else "interrupted"
         if ended not in ("interrupted", "failed"):
-            raise SnapshotError(
-                f"{run} has ended ({ended}), and its snapshots are gone, without which it cannot go on; train it "
-                f"anew by experiment={Path(run) / 'params.json'}"
+            raise ConfigError(
+                f"{run} has ended ({ended}), and has no snapshot (removed, or snapshot_mode=none), without which it "
+                f"cannot go on; train it anew by experiment={Path(run) / 'params.json'}"
             )
         return None
     found = load_newest(Path(run), rank)

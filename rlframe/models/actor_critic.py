@@ -105,7 +105,7 @@ class ActorCritic(PolicyModel):
         shared = has_images(seen.space) if config.shared == "auto" else config.shared
         if shared:
             _check_shared(observation_space, config)
-        self.critic = None if shared else Trunk(view, action_space, config.of_critic())
+        self.critic = None if shared else Trunk(view, action_space, config.of_value())
         if config.action_embedding:
             distribution = Categorical(config.action_embedding)
         size, std = self.actor.size, (config.log_std, config.state_dependent_std)

@@ -228,12 +228,15 @@ class ModelConfig:
         return chz.replace(
             self,
             hidden=own.hidden or self.hidden,
-            image_hidden=own.hidden or self.image_hidden,
             activation=self.activation if own.activation == "auto" else own.activation,
             norm=self.norm if own.norm == "auto" else own.norm,
             blocks=own.blocks or self.blocks,
             critic=CriticConfig(),
         )
+
+    def of_value(self) -> ModelConfig:
+        """`of_critic`, for a network that is an encoder and its head alone: its widths come after images too."""
+        return chz.replace(self.of_critic(), image_hidden=self.critic.hidden or self.image_hidden)
 
     def options(self, dropout: float = 0.0) -> LayerOptions:
         """What the layers of actors and critics have."""

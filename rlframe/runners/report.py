@@ -376,7 +376,7 @@ def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = (), held: 
     if unsaved:
         anew.append(f"{', '.join(unsaved)} begin anew, which the snapshot does not have")
     if held:
-        anew.append("the batch that it was learning from as an error came is lost")
+        anew.append("the batch that it held as an error came is lost")
     if not anew:
         return "the run continues exactly, running episodes included"
     going_on = "what `saved` names continues" if unsaved else "parameters, optimizer and counts continue"

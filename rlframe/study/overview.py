@@ -147,11 +147,9 @@ def read_study(directory: str | Path) -> StudyOverview:
     if (directory / JOURNAL).is_file():
         facts, intervals = read_population(directory / JOURNAL)
         metric, members = str(facts.get("metric", "")).removeprefix("-"), intervals[-1] if intervals else []
-        tuned = [
-            replace(run, arguments={**run.arguments, **member.settings})
-            for run, member in zip(planned, members, strict=False)
-        ]
-        planned = tuned or planned
+        if len(members) == len(planned):
+            pairs = zip(planned, members, strict=True)
+            planned = [replace(run, arguments={**run.arguments, **member.settings}) for run, member in pairs]
     for each in [] if search else added:
         if each.name not in statuses:
             statuses[each.name] = Status()

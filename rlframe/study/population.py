@@ -229,7 +229,7 @@ def read_population(path: Path) -> tuple[dict[str, Any], list[list[Member]]]:
     lines = read_regular_file(path).splitlines(keepends=True)
     try:
         entries = [parse_json(line) for line in lines if line.endswith(b"\n")]
-        known = entries[0]["plan"] if entries else {}
+        known = dict(entries[0]["plan"].items()) if entries else {}
         intervals = [[_member(each) for each in entry["members"]] for entry in entries[1:]]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(f"{path} is damaged; move it away, and use another log_dir") from None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.aggregates import iqm
-from rlframe.analysis.curves import RunData, read_run
+from rlframe.analysis.curves import read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest
@@ -34,6 +34,7 @@ from rlframe.study.search_space import Domain, read_space, word_of
 SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
 _WILCOXON_SEEDS = 5  # the first number of seeds of which the test, at p < 0.1, may save one: it needs four
+_WAITS = 3  # trials whose logs may lack the metric before any has it
 _SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes", PBT), ("none", "median", "asha", "wilcoxon")
 
 
@@ -47,6 +48,7 @@ class SearchPlan:
     searcher: str = "tpe"
     pruner: str = "none"
     metric: str = RETURNS[0]  # -metric if lower is better
+    interval_steps: int = 1  # env_steps between values, as planned: pruners compare trials interval by interval
 
     @classmethod
     def read(cls, words: Mapping[str, str], seeds: Sequence[int]) -> SearchPlan:
@@ -265,21 +267,18 @@ class Search(MoreRuns):
         return float(values[-1]) if len(values) else math.nan
 
     def _values(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The metric of a run in its log so far, the interval of the log that each of the values ends, and which of
-        them came after its first update.
-        """
+        """The metric of a run in its log so far, in which interval each value is, and which came after an update."""
         try:
-            log = read_run(run.directory)
+            columns = read_run(run.directory).columns
         except (ConfigError, OSError):  # it has none yet
-            log = RunData(run.directory, {}, {})
-        columns, every = log.columns, log.config.get("runner.log_interval_steps", 1)
+            columns = {}
         self._columns |= dict.fromkeys(columns)
         values = columns.get(self.plan.column, np.empty(0))
         updates, env_steps = (columns.get(name, np.full(len(values), np.nan)) for name in ("updates", "env_steps"))
         learned = np.where(np.isnan(updates), env_steps, updates) > 0  # the row of a late evaluation has no updates
         steps = np.nan_to_num(env_steps if np.nansum(env_steps) else updates)  # a run from data has updates alone
         found = np.isfinite(values)
-        return values[found], (steps[found] // every).astype(int), learned[found]
+        return values[found], np.maximum(1, steps[found] // self.plan.interval_steps).astype(int), learned[found]
 
     def reason_to_stop(self, run: PlannedRun) -> str:
         """Why a run that waits or goes on is not worth its time; empty if it is."""
@@ -307,9 +306,9 @@ class Search(MoreRuns):
                 return
 
     def _check_metric(self) -> None:
-        """One that rlframe knows may come with other settings."""
-        known = self.plan.column in self._columns or without_learner(self.plan.column) in METRICS
-        if self._n_done and self._columns and not known:
+        """One that rlframe knows may come with other settings, and is waited for until some trials have ended."""
+        n_waits = _WAITS * len(self.plan.seeds) if without_learner(self.plan.column) in METRICS else 1
+        if self._n_done >= n_waits and self._columns and self.plan.column not in self._columns:
             hint = nearest(self.plan.column, self._columns)
             raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
 

@@ -3,6 +3,7 @@
 It has experiments, each with its key=value words: from the command line, a YAML file or a study's record.
 """
 
+import math
 import os
 import shlex
 import sys
@@ -190,6 +191,8 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     if unused := [key for key in PBT_KEYS if key in words]:
         raise ConfigError(f"{unused[0]}={words[unused[0]]:.60} is for searcher={PBT}, not for {search.searcher}")
     search.check_seeds()
+    every = min(checked[0].eval.interval_steps or math.inf, checked[0].runner.log_interval_steps)
+    search = replace(search, interval_steps=int(every))
     check_installed(search)
     directory, template = place(checked), run_template(trust)
 

@@ -10,7 +10,15 @@ import pytest
 
 from rlframe.core import files
 from rlframe.core.errors import ConfigError, RecordError
-from rlframe.core.files import append, check_in_place, open_to_append, read_regular_file
+from rlframe.core.files import (
+    append,
+    check_in_place,
+    open_to_append,
+    read_regular_file,
+    replace_file,
+    write_output,
+    writing,
+)
 from tests.experiment.hostile import SPECIAL
 
 SECRET = "precious"
@@ -89,3 +97,19 @@ def test_a_file_that_is_no_longer_in_its_place_is_an_error(how: str, tmp_path: P
             log.write_text("another")
         with pytest.raises(RecordError, match="log was deleted or replaced during the run"):
             check_in_place(file)
+
+
+def test_a_file_of_ours_replaces_a_pipe_and_an_output_is_written_into_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_output(pipe, "an output")
+    assert os.read(reader, 100) == b"an output"
+    os.close(reader)
+    replace_file(pipe, "ours")
+    assert pipe.is_file()
+    assert pipe.read_text() == "ours"
+    with pytest.raises(ZeroDivisionError), writing(pipe) as new:
+        new.write_text(str(1 // (new.write_text("half") - 4)))
+    assert pipe.read_text() == "ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

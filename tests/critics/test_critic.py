@@ -144,6 +144,15 @@ def test_the_value_network_of_a_policy_has_widths_of_its_own(space: Space) -> No
     assert (model.actor.size, model.critic.size) == (5, 6)
 
 
+def test_widths_of_critics_of_images_and_actions_are_those_of_their_head() -> None:
+    config = ModelConfig(hidden=(8,), image_hidden=(16,), critic=CriticConfig(hidden=(7,)))
+    critic = make_critic(spaces.Box(0, 255, (1, 36, 36), "uint8"), BOX, HALF_SQUARE, config, 2, 0)
+    widths = [tuple(x.shape[-2:]) for name, x in critic.networks.named_parameters() if x.dim() == 3]
+    assert widths == [(7, 18), (1, 7)]
+    normalised = ModelConfig(hidden=(), image_hidden=(16,), critic=CriticConfig(norm="layer"))
+    make_critic(spaces.Box(0, 255, (1, 36, 36), "uint8"), BOX, HALF_SQUARE, normalised, 2, 0)
+
+
 def test_clip_bounds_the_targets_of_expected_values_and_quantiles() -> None:
     values, ones = torch.zeros(1, 3, 1), torch.ones(3)
     target, return_ = torch.full((3, 1), 7.0), torch.tensor([-20.0, 0.0, 1.0])

@@ -56,7 +56,7 @@ def test_numbers_hold_from_the_restored_state_on(state: Path) -> None:
 
 def test_a_state_is_named_from_the_home_directory_too(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(state.parent))
-    with rlframe.restore("~/saved") as run, rlframe.build(**SETTINGS, init="~/saved") as other:
+    with rlframe.restore("~/saved") as run, rlframe.build(**SETTINGS, init=Path("~/saved")) as other:
         assert run.runner.env_steps == 32
         assert other.runner.env_steps == 0
         (state.parent / "full").write_text("")

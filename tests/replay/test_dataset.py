@@ -294,7 +294,13 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
 
 def test_few_rows_are_normalised_and_drawn_without_repetition(tmp_path: Path) -> None:
     path = stored(tmp_path, episodes([30, 41], *CARTPOLE), *CARTPOLE)
-    more = ["algo.prioritized=true", "algo.unique=true", "model.normalize_observation=true", "env=none"]
+    more = [
+        "algo.prioritized=true",
+        "algo.unique=true",
+        "algo.n_step=40",
+        "model.normalize_observation=true",
+        "env=none",
+    ]
     assert launch.main(words(tmp_path, f"algo.replay.path={path}", *more)) == 0
 
 

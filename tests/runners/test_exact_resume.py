@@ -117,8 +117,8 @@ def test_a_run_without_snapshots_starts_again_and_keeps_its_rows_unless_it_has_e
     whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
     shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("snapshot"))
     before = {file: (killed / file).read_bytes() for file in ("progress.csv", "episodes.csv", "result.json")}
-    assert launch.main([f"resume={killed}", TRUST, "runner.n_steps=400"]) == 1
-    assert "has ended (completed), and its snapshots are gone" in capsys.readouterr().err
+    assert launch.main([f"resume={killed}", TRUST, "runner.n_steps=400"]) == 2
+    assert "has ended (completed), and has no snapshot (removed, or" in capsys.readouterr().err
     assert {file: (killed / file).read_bytes() for file in before} == before
     (killed / "result.json").unlink()  # as of a run that was killed
     assert launch.main([f"resume={killed}", TRUST]) == 0

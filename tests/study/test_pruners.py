@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlframe.record.directory import write_params
 from rlframe.study.plan import PlannedRun
 from rlframe.study.record import DONE, PRUNED, Status
 from tests.study.test_search import plan_of, search_in, write_log
@@ -26,12 +26,11 @@ def test_a_trial_that_was_pruned_before_a_stop_stays_pruned(tmp_path: Path) -> N
 
 
 def test_trials_are_compared_at_equal_env_steps_however_many_rows_their_logs_have(tmp_path: Path) -> None:
-    search = search_in(tmp_path, plan_of(n_runs="30", pruner="median"))
+    search = search_in(tmp_path, replace(plan_of(n_runs="30", pruner="median"), interval_steps=100))
 
     def write(run: PlannedRun, every: int, end: int) -> None:
         """A score that grows by 1 each 100 env_steps, from one row to the next."""
         write_log(run, [i * every / 100 for i in range(end // every + 1)], every=every)
-        write_params(run.directory / "params.json", {"runner.log_interval_steps": 100})
 
     for _ in range(6):
         (run,) = search.more()
@@ -45,7 +44,6 @@ def test_trials_are_compared_at_equal_env_steps_however_many_rows_their_logs_hav
         assert not search.reason_to_stop(run), every
     (run,) = search.more()
     write_log(run, [0.0, 3.0], every=400)
-    write_params(run.directory / "params.json", {"runner.log_interval_steps": 100})
     assert search.reason_to_stop(run) == "pruned after 2 values of eval/return_mean, by median"
 
 

@@ -217,6 +217,16 @@ def test_a_trial_in_whose_log_a_known_metric_never_was_has_failed_and_others_fol
     assert not again.has_more()
 
 
+def test_a_known_metric_that_three_trials_lack_ends_the_search(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="9"))
+    for _ in range(3):
+        (run,) = search.more()
+        write_log(run, [1.0], "algo/loss")
+        search.finished(run, Status(DONE))
+    with pytest.raises(ConfigError, match="metric=eval/return_mean is not in the logs"):
+        search.more()
+
+
 WRONG = [
     ("search.algo.clip=uniform(0.1,0.2) repeats=4 pruner=wilcoxon", "use repeats=5 or more, or pruner=median"),
     (
