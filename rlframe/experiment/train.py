@@ -10,7 +10,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import chz
 import torch
@@ -102,9 +102,9 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
-        changed = changed_at(Path(job.resume), int(found[2]["env_steps"])) | {*long_keys(job.sources[0][1])}
+        changed = changed_at(Path(job.resume), int(found.facts["env_steps"])) | {*long_keys(job.sources[0][1])}
         with keeping(run.runner.learners.algos(), changed):  # what is given holds, whatever was set while it trained
-            run.load(found[1])
+            run.load(found.state)
     return run
 
 
@@ -147,8 +147,10 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
         ):
             if not place.rank:
                 _describe(run, job, resolved, built)
+                if resume:
+                    _check_ended(resume, found)
             if resume:
-                _continue(built, state, resume, int(found[2]["env_steps"]) if found else 0)
+                _continue(built, state, resume, found)
             if not place.rank:
                 run.record_choices(_choices(job, resolved, built))
             metrics = built.train()
@@ -171,7 +173,8 @@ def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: 
     ):
         _describe(run, job, resolved, built)
         if job.resume:
-            _continue(built, found[1] if found else {}, job.resume, int(found[2]["env_steps"]) if found else 0)
+            _check_ended(job.resume, found)
+            _continue(built, found.state if found else {}, job.resume, found)
         run.record_choices(_choices(job, resolved, built))
         built.learning_call(_train_until, built.runner, stop)
     return str(run.directory)
@@ -201,16 +204,23 @@ def _choices(job: Job, resolved: hardware.Resolved, built: Built) -> dict[str, A
     return {**hardware.choices_of(job.experiment, resolved), **precision, "compile": built.compilation.name}
 
 
-def _continue(built: Built, state: Mapping[str, Any], resume: str, env_steps: int) -> None:
-    if not state:
+def _continue(built: Built, state: Mapping[str, Any], resume: str, found: _Found | None) -> None:
+    if not state or not found:
         current_run().truncate_after(-1)
         _logger.info(f"{resume} has no snapshot: it starts from the beginning")
         return
-    with keeping(built.runner.learners.algos(), changed_at(Path(resume), env_steps)):
+    with keeping(built.runner.learners.algos(), changed_at(Path(resume), int(found.facts["env_steps"]))):
         built.runner.resume(state)
     if reason := built.runner.end_reason:
         further = "raise runner.n_steps or runner.target_return, or change stop=, to continue"
         _logger.info(f"nothing is left to train: {reason}; {further}")
+
+
+def _check_ended(resume: str, found: _Found | None) -> None:
+    """Raise ConfigError if the run, whose directory is this process's now, went on while its snapshot was read."""
+    newest = _newest_name(resume)
+    if newest != (found.newest if found else ""):
+        raise ConfigError(f"{resume} went on while its snapshot was read, and has {newest} now; resume it again")
 
 
 def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManager[Ranks]:
@@ -221,7 +231,16 @@ def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManage
     return join(place, resolved.experiment.runner.timeout_s, chosen)
 
 
-_Found = tuple[Path, Any, Mapping[str, Any]]  # a snapshot, its state, its facts
+class _Found(NamedTuple):
+    snapshot: Path
+    state: Any
+    facts: Mapping[str, Any]
+    newest: str  # the name of the newest then, which may be damaged
+
+
+def _newest_name(run: str) -> str:
+    """Of its snapshots; empty if there is none."""
+    return next((path.name for path in reversed(list_snapshots(Path(run) / "snapshot"))), "")
 
 
 def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
@@ -230,7 +249,7 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     Raises:
         ConfigError: it has none, and has trained to its end.    SnapshotError: none can be read.
     """
-    if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
+    if snapshot_mode != "none" and not _newest_name(run):
         result = Path(run) / RESULT
         ended = read_json(result).get("ended") if result.is_file() else "interrupted"
         if ended not in ("interrupted", "failed"):
@@ -239,16 +258,17 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
                 f"cannot go on; train it anew by experiment={Path(run) / 'params.json'}"
             )
         return None
-    found = load_newest(Path(run), rank)
-    if not isinstance(found[1], dict) or not found[1]:
-        raise SnapshotError(f"{found[0]} holds no training state; init= takes weights from it, if it has any")
-    check_network(read_json(Path(run) / "params.json").get("config", {}), agents_in(found[1]), str(found[0]))
-    return found
+    newest = _newest_name(run)
+    snapshot, state, facts = load_newest(Path(run), rank)
+    if not isinstance(state, dict) or not state:
+        raise SnapshotError(f"{snapshot} holds no training state; init= takes weights from it, if it has any")
+    check_network(read_json(Path(run) / "params.json").get("config", {}), agents_in(state), str(snapshot))
+    return _Found(snapshot, state, facts, newest)
 
 
 def _common_state(found: _Found, ranks: Ranks) -> Any:
     """This rank's state in the newest snapshot that all ranks can read."""
-    own, state, facts = found
+    own, state, facts, _ = found
     _, oldest = min(ranks.gather((int(facts["env_steps"]), own.name)))
     return state if oldest == own.name else load_snapshot(own.with_name(oldest), ranks.rank)[0]
 

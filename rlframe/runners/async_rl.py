@@ -59,8 +59,9 @@ class AsyncRl(Runner):
         if not self.learners.updates_due():
             self._receive()
         self._learn_and_post()
-        while self._receives_while_due() and self._ready():
-            self._receive()
+        for _ in range(self._n_ready()):  # a fast sampler has another by then, which waits for the next update
+            if self._receives_while_due():
+                self._receive()
         if not self.learners.can_receive():  # a snapshot would not have the batch
             self._learn_and_post()
         while self._at_end and self.learners.updates_due() and not self.stop_requested():
@@ -77,9 +78,9 @@ class AsyncRl(Runner):
     def _at_end(self) -> bool:
         return self.now >= self.n_steps
 
-    def _ready(self) -> bool:
-        """Whether every rank has a batch; those without environments always have."""
-        return self.ranks.all(self.sampler.n_ready > 0)
+    def _n_ready(self) -> int:
+        """Batches that every rank has; those without environments have any number."""
+        return -self.ranks.max(-self.sampler.n_ready)
 
     def _receive(self) -> None:
         """Receive a batch, unless the run is asked to stop before there is one."""

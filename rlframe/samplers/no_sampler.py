@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class NoSampler(SourceAhead):
 
     backend = "none"
     version = posted_version = 0
-    n_ready = 1  # always
+    n_ready = sys.maxsize  # always
 
     def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
         self.batch_spec, self.env = batch_spec, envs.env

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlframe import launch
+from rlframe.experiment import train
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
@@ -125,6 +127,24 @@ def test_a_run_without_snapshots_starts_again_and_keeps_its_rows_unless_it_has_e
     assert_runs_equal(whole, killed)
     for file in ("progress.csv", "episodes.csv"):
         assert (killed / f"abandoned_{file}").read_bytes() == before[file]
+
+
+def test_a_run_that_goes_on_while_it_is_read_is_not_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(words(CASES["ppo"], tmp_path)) == 0
+    run, read = tmp_path / "run_0", train._newest_state
+
+    def reading(*args: Any) -> Any:
+        found = read(*args)
+        shutil.copytree(found.snapshot, found.snapshot.with_name("step_000000009999"))  # as by its own process
+        return found
+
+    monkeypatch.setattr(train, "_newest_state", reading)
+    assert launch.main([f"resume={run}", TRUST, "runner.n_steps=400"]) == 2
+    assert "went on while its snapshot was read, and has step_000000009999 now" in capsys.readouterr().err
+    assert (run / "result.json").exists()
+    assert (run / "snapshot/step_000000009999").exists()
 
 
 def test_the_log_names_episodes_that_cannot_be_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,15 @@ def test_async_rl_takes_any_source_that_collects_ahead(tmp_path: Path) -> None:
     assert int(read_csv(tmp_path / "run_0/progress.csv")[1][-1]["env_steps"]) >= 512
 
 
+def test_a_source_that_always_has_a_batch_leaves_time_to_learn_and_log(tmp_path: Path) -> None:
+    dqn = "algo=dqn algo.learning_starts=32 algo.batch_size=8 algo.replay_ratio=8 algo.replay.size=400"
+    case = f"{CASE.replace('algo=impala', dqn)} runner.sampler_waits=false sampler=tests.seams.test_ahead"
+    assert launch.main(words(case, tmp_path)) == 0
+    rows = read_csv(tmp_path / "run_0/progress.csv")[1]
+    assert len(rows) == 3
+    assert int(rows[1]["updates"]) >= 2
+
+
 def test_a_source_that_does_not_is_put_into_a_process_of_its_own(tmp_path: Path) -> None:
     assert launch.main(words(f"{CASE} sampler=serial", tmp_path)) == 0
     assert "in a background process" in (tmp_path / "run_0/debug.log").read_text()
