@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import Defaults
-from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, check_trace_clips
+from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, check_trace_clips, inputs_of_rows
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -91,7 +91,8 @@ class APPO(OnPolicyEpochs):
         vs, advantage = v_trace(log_rho, samples.reward, value, *ends, c.discount, c.rho_clip, c.c_clip, c.trace_lambda)
         log_rho = log_rho.masked_fill(~valid, 0.0)
         kl = masked_mean(kl_from_ratio(log_rho), valid)  # of μ from π_k, as both acted on the batch
-        batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
+        inputs = inputs_of_rows(samples, self.agent.uses_previous)
+        batch = Batch(inputs, samples.action, log_prob, value[:-1], advantage, vs, valid)
         return self.ready(batch), {"kl": kl, "explained_variance": explained_variance(value[:-1], vs, valid)}
 
     def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:

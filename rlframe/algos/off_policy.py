@@ -154,7 +154,8 @@ class FromReplay(Algorithm):
     def observe_data(self) -> None:
         if not any(isinstance(module, ObservationNorm) for module in self.agent.modules()):
             return
-        n = self.config.batch_size if getattr(self.config, "unique", False) else _OBSERVED_AT_ONCE
+        drawn_once = getattr(self.config, "unique", False)  # so many as an update draws
+        n = self.config.batch_size if drawn_once else _OBSERVED_AT_ONCE
         for _ in range(-(-min(self.replay.n_rows, _MOST_OBSERVED) // n)):
             self.agent.observe(self.replay.sample(n).inputs.observation)
 

@@ -238,13 +238,16 @@ def values(agent: PolicyAgent, samples: Samples) -> Tensor:
     return torch.cat([samples.info.value, bootstrap])  # type: ignore[attr-defined]  # PolicyInfo
 
 
-def make_batch(samples: Samples, advantage: Tensor, return_: Tensor, uses_previous: bool = True) -> Batch:
-    """Training rows of a batch, as views; previous actions and rewards only if the model uses them."""
+def inputs_of_rows(samples: Samples, uses_previous: bool) -> AgentInputs:
+    """Those of rows 0 to T - 1, as views; previous actions and rewards only if the model uses them."""
     inputs = samples.inputs[:-1]
-    if not uses_previous:
-        inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
+    return inputs if uses_previous else replace(inputs, prev_action=(), prev_reward=(), first=())
+
+
+def make_batch(samples: Samples, advantage: Tensor, return_: Tensor, uses_previous: bool = True) -> Batch:
+    """Training rows of a batch, as views."""
     return Batch(
-        inputs=inputs,
+        inputs=inputs_of_rows(samples, uses_previous),
         action=samples.action,
         log_prob=samples.info.log_prob,  # type: ignore[attr-defined]  # PolicyInfo
         value=samples.info.value,  # type: ignore[attr-defined]  # PolicyInfo

@@ -11,7 +11,7 @@ A gradient step is read here and in `on_policy`, `agents.q`, `critics.values`, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import chz
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.on_policy import OnPolicyEpochs, order_of_rows
+from rlframe.algos.on_policy import OnPolicyEpochs, inputs_of_rows, order_of_rows
 from rlframe.core.config import count
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -133,9 +133,7 @@ class PQN(OnPolicyEpochs):
         q = torch.cat([samples.info.q, self.agent.kind.q(last)])  # type: ignore[attr-defined]  # QInfo
         q = self.agent.of_allowed(q, samples.inputs)
         return_ = q_lambda_return(samples.reward, q, *ends, c.discount, c.q_lambda)
-        inputs = samples.inputs[:-1]
-        if not self.agent.uses_previous:
-            inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
+        inputs = inputs_of_rows(samples, self.agent.uses_previous)
         fit = explained_variance(q[:-1].amax(-1), return_, samples.valid)
         return ReturnRows(inputs, samples.action, return_, samples.valid), {"explained_variance": fit}
 

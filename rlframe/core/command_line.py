@@ -158,7 +158,7 @@ def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: st
             print(usage, flush=True)
             return 0 if words else 2
         split = (word.partition("=") for word in words)
-        status = body([f"{with_home(key)}{equals}{with_home(value)}" for key, equals, value in split])
+        status = body([f"{key}{equals}{with_home(value)}" for key, equals, value in split])
         sys.stdout.flush()  # here, where a reader that has exited is no error
         return status
     except ReadableError as error:

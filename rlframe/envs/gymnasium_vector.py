@@ -17,7 +17,7 @@ from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import load_env, save_env
 from rlframe.envs.observations import (
-    OF_ENV,
+    ENV_ERRORS,
     InvalidValue,
     batch_checker,
     batch_writer,
@@ -85,7 +85,7 @@ class NativeEnvs(Envs):
             self._check(out.observation)
             if self._mask_parts:
                 check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, np.zeros(self.n, np.bool_))
-        except OF_ENV as error:
+        except ENV_ERRORS as error:
             raise self._error(error, "the reset") from external_cause(error)
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
@@ -104,7 +104,7 @@ class NativeEnvs(Envs):
                 check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, ends)
             if not np.isfinite(out.raw_reward).all():
                 raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.raw_reward))))
-        except OF_ENV as error:
+        except ENV_ERRORS as error:
             raise self._error(error, actions) from external_cause(error)
         out.reward[...] = out.raw_reward
         out.terminated[...] = terminated

@@ -30,12 +30,16 @@ class InvalidValue(Exception):
         self.index = index
 
 
-OF_ENV = (Exception, SystemExit)  # what an environment may raise
+ENV_ERRORS = (Exception, SystemExit)  # what an environment may raise
 
 
 def external_cause(error: BaseException) -> BaseException | None:
-    """The cause to show with an EnvError: `error`, or None for an InvalidValue, whose message says everything."""
-    if isinstance(error, Stopped):  # not the environment's: rlframe ends this process
+    """The cause to show with an EnvError: `error`, or None for an InvalidValue, whose message says everything.
+
+    Raises:
+        Stopped: `error` is none of the environment's: rlframe ends this process.
+    """
+    if isinstance(error, Stopped):
         raise error
     return None if isinstance(error, InvalidValue) else error
 

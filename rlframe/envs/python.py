@@ -17,8 +17,8 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.observations import (
+    ENV_ERRORS,
     INTERFACE,
-    OF_ENV,
     InvalidValue,
     batch_checker,
     check_info,
@@ -117,7 +117,7 @@ class PythonEnvs(Envs):
         for index in range(self.n):
             try:
                 self._reset_env(index, out.observation)
-            except OF_ENV as error:
+            except ENV_ERRORS as error:
                 raise self._error(error, index, "the reset") from external_cause(error)
         self._ended, self._ended_rows[:], self._elapsed[:] = [False] * self.n, False, 0
         out.first[...] = True
@@ -148,7 +148,7 @@ class PythonEnvs(Envs):
                     check_info(info)
                 if info:
                     self._means[index].add(info)
-        except OF_ENV as error:
+        except ENV_ERRORS as error:
             raise self._error(error, index, "the reset" if ended[index] else actions[index]) from external_cause(error)
         self._check_scalars(actions)
         self._write_flags(out)
@@ -305,7 +305,7 @@ class PythonEnvs(Envs):
             return ""
         try:
             self._reset_env(index, out.observation)
-        except OF_ENV as error:
+        except ENV_ERRORS as error:
             raise self._error(error, index, "the reset") from external_cause(error)
         self._elapsed[index], self._ended[index], out.first[index] = 0, False, True
         return reason

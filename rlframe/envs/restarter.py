@@ -12,7 +12,7 @@ import numpy as np
 from rlframe.core.errors import Stopped
 from rlframe.envs.base import close_envs
 from rlframe.envs.episode_state import EpisodeStates
-from rlframe.envs.observations import OF_ENV, describe
+from rlframe.envs.observations import ENV_ERRORS, describe
 
 _log = logging.getLogger("rlframe")
 
@@ -39,7 +39,7 @@ class Restarter:
         """The environment's step, or if it raises, the first observation of a new episode."""
         try:
             return self._envs[index].step(action)
-        except OF_ENV as error:
+        except ENV_ERRORS as error:
             observation = self._make_again(index, error)
             self.restarted.append(index)
             return observation, 0.0, False, False, {}
@@ -48,7 +48,7 @@ class Restarter:
         """`EpisodeStates.reset`, with another environment if this one raises."""
         try:
             return self._episodes.reset(index)
-        except OF_ENV as error:
+        except ENV_ERRORS as error:
             return self._make_again(index, error)
 
     def _make_again(self, index: int, error: BaseException) -> Any:
@@ -68,7 +68,7 @@ class Restarter:
                 self._envs[index] = self._makers[index]()
                 self._episodes.replace(index, self._envs[index], seed)
                 return self._episodes.reset(index)
-            except OF_ENV as another:
+            except ENV_ERRORS as another:
                 error = another
 
     def pop(self) -> list[int]:

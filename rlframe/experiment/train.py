@@ -148,7 +148,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
             if not place.rank:
                 _describe(run, job, resolved, built)
                 if resume:
-                    _check_ended(resume, found)
+                    _check_unchanged(resume, found)
             if resume:
                 _continue(built, state, resume, found)
             if not place.rank:
@@ -173,7 +173,7 @@ def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: 
     ):
         _describe(run, job, resolved, built)
         if job.resume:
-            _check_ended(job.resume, found)
+            _check_unchanged(job.resume, found)
             _continue(built, found.state if found else {}, job.resume, found)
         run.record_choices(_choices(job, resolved, built))
         built.learning_call(_train_until, built.runner, stop)
@@ -216,7 +216,7 @@ def _continue(built: Built, state: Mapping[str, Any], resume: str, found: _Found
         _logger.info(f"nothing is left to train: {reason}; {further}")
 
 
-def _check_ended(resume: str, found: _Found | None) -> None:
+def _check_unchanged(resume: str, found: _Found | None) -> None:
     """Raise ConfigError if the run, whose directory is this process's now, went on while its snapshot was read."""
     newest = _newest_name(resume)
     if newest != (found.newest if found else ""):
@@ -232,15 +232,18 @@ def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManage
 
 
 class _Found(NamedTuple):
+    """What was read of a run."""
+
     snapshot: Path
     state: Any
     facts: Mapping[str, Any]
-    newest: str  # the name of the newest then, which may be damaged
+    newest: str  # the name of the newest snapshot then, which may be damaged
 
 
 def _newest_name(run: str) -> str:
     """Of its snapshots; empty if there is none."""
-    return next((path.name for path in reversed(list_snapshots(Path(run) / "snapshot"))), "")
+    found = list_snapshots(Path(run) / "snapshot")
+    return found[-1].name if found else ""
 
 
 def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
@@ -249,7 +252,8 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     Raises:
         ConfigError: it has none, and has trained to its end.    SnapshotError: none can be read.
     """
-    if snapshot_mode != "none" and not _newest_name(run):
+    newest = _newest_name(run)
+    if snapshot_mode != "none" and not newest:
         result = Path(run) / RESULT
         ended = read_json(result).get("ended") if result.is_file() else "interrupted"
         if ended not in ("interrupted", "failed"):
@@ -258,7 +262,6 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
                 f"cannot go on; train it anew by experiment={Path(run) / 'params.json'}"
             )
         return None
-    newest = _newest_name(run)
     snapshot, state, facts = load_newest(Path(run), rank)
     if not isinstance(state, dict) or not state:
         raise SnapshotError(f"{snapshot} holds no training state; init= takes weights from it, if it has any")

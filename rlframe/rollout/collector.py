@@ -97,8 +97,7 @@ class Collector(BatchStream):
             stepper.reset(round_)
         self.restart(partial=False)
         n_steps, seed, first = self._decorrelation
-        self.decorrelate(n_steps, round_seed(seed, round_), first)
-        self._decorrelation = n_steps, seed, first
+        self._take_random_steps(n_steps, round_seed(seed, round_), first)
 
     def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
         """Take random steps, so that episodes do not all start together (see `Stepper.decorrelate`).
@@ -106,6 +105,9 @@ class Collector(BatchStream):
         Episodes that include random steps are not reported.
         """
         self._decorrelation = n_steps, seed, first
+        self._take_random_steps(n_steps, seed, first)
+
+    def _take_random_steps(self, n_steps: int, seed: int, first: int) -> None:
         if not n_steps:
             return
         for stepper in self.steppers:

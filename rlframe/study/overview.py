@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.record.directory import LOCK_FILE, LockHolder, read_lock
 from rlframe.study.added import read_added
 from rlframe.study.plan import PlannedRun, number_or_text, varied
-from rlframe.study.population import JOURNAL, read_population
+from rlframe.study.population import JOURNAL, as_tuned, read_population
 from rlframe.study.record import (
     DONE,
     FAILED,
@@ -146,10 +146,9 @@ def read_study(directory: str | Path) -> StudyOverview:
     search, metric = read_search(directory) if (directory / SEARCH_JOURNAL).is_file() else None, ""
     if (directory / JOURNAL).is_file():
         facts, intervals = read_population(directory / JOURNAL)
-        metric, members = str(facts.get("metric", "")).removeprefix("-"), intervals[-1] if intervals else []
-        if len(members) == len(planned):
-            pairs = zip(planned, members, strict=True)
-            planned = [replace(run, arguments={**run.arguments, **member.settings}) for run, member in pairs]
+        metric = str(facts.get("metric", "")).removeprefix("-")
+        if intervals and len(intervals[-1]) == len(planned):
+            planned = as_tuned(planned, intervals[-1])
     for each in [] if search else added:
         if each.name not in statuses:
             statuses[each.name] = Status()

@@ -87,8 +87,7 @@ class Population:
 
     def runs_as_tuned(self) -> list[PlannedRun]:
         """The runs with the settings of now as arguments, for a table."""
-        pairs = zip(self._runs, self._intervals[-1], strict=True)
-        return [replace(run, arguments={**run.arguments, **member.settings}) for run, member in pairs]
+        return as_tuned(self._runs, self._intervals[-1])
 
     def advance(self) -> bool:
         """After an interval, decide who copies whom and what is tried in the next one; False if there is none.
@@ -218,6 +217,12 @@ def _columns(run: PlannedRun) -> Mapping[str, np.ndarray]:
 
 def _entry(member: Member) -> dict[str, Any]:
     return {**asdict(member), "score": None if math.isnan(member.score) else member.score}
+
+
+def as_tuned(runs: Sequence[PlannedRun], members: Sequence[Member]) -> list[PlannedRun]:
+    """The runs with the settings of their members as arguments."""
+    pairs = zip(runs, members, strict=True)
+    return [replace(run, arguments={**run.arguments, **member.settings}) for run, member in pairs]
 
 
 def read_population(path: Path) -> tuple[dict[str, Any], list[list[Member]]]:
