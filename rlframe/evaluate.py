@@ -30,7 +30,7 @@ from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.data.writing import NewDataset, check_can_write, check_free
 from rlframe.deploy.estimating import estimate_runs
-from rlframe.deploy.load import Trained, load_chosen
+from rlframe.deploy.load import Trained, choose_snapshot, load_chosen
 from rlframe.deploy.matching import are_matches, play_runs
 from rlframe.envs import none
 from rlframe.evaluation import Evaluator, report
@@ -264,6 +264,8 @@ def _reason(path: Path, chosen: Path, name: str) -> str:
         return "the best snapshot (snapshot=last takes the newest)"
     if not (path / "params.json").is_file() and path.name != "snapshot":
         return "the snapshot that was named"
+    if choose_snapshot(path) != path:
+        return "the newest snapshot (the best one is damaged)"
     return "the newest snapshot (the run keeps no best one)"
 
 

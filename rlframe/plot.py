@@ -161,7 +161,9 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     Raises:
         ConfigError: a wrong option, no rows, the file cannot be written, or matplotlib is not installed.
     """
-    if not runs or (labels and len(labels) != len(runs)):
+    if isinstance(runs, str | Path) or hasattr(runs, "keys"):
+        runs = [runs]
+    if not len(runs) or (labels and len(labels) != len(runs)):
         raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
     checked = {key: _value(key, str(value)) for key, value in options.items()}
     runs = [Path(each).expanduser() if isinstance(each, str | Path) else each for each in runs]

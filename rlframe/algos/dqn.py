@@ -22,6 +22,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
@@ -82,9 +83,7 @@ class Config(OffPolicyConfig):
 
     learning_rate: Scheduled = scheduled(1e-4, "the paper: 2.5e-4, with RMSProp")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1.5e-4)  # as in Rainbow
-    max_grad_norm: Scheduled = scheduled(
-        10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(10.0)
     batch_size: int = count(32, "rows an update")
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learning_starts: int = count(50_000, "env_steps before the first update", low=0)
@@ -97,10 +96,10 @@ class Config(OffPolicyConfig):
     n_cosines: int = count(64, "features cos(pi i tau) of each fraction, for value=implicit", high=2**16)
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(10_000, "updates between moves of the target network")
-    target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
+    target_tau: Scheduled = fields.target_tau()
     explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.1,0.02)"})
-    double: bool = option(False, "the online network chooses the next action, the target network values it")
-    dueling: bool = option(False, "a stream for the state's value and one for the advantages")
+    double: bool = fields.double(False)
+    dueling: bool = fields.dueling(False)
     prioritized: bool = option(False, "replay chooses by TD error")
     alpha: float = fraction(0.5, "exponent of the priorities")
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)

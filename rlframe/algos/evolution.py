@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, Agent, Choice, Deterministic, make_actor_agent
+from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.core.config import count
@@ -39,9 +40,7 @@ class EvolutionConfig:
 
     directions: int = count(32, "perturbations of an update; each is played twice, added and subtracted", high=2**20)
     noise_std: Scheduled = scheduled(0.05, "standard deviation of the perturbations of the parameters", above=True)
-    max_grad_norm: Scheduled = scheduled(
-        float("inf"), "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(float("inf"))
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
+from rlframe.algos import fields
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
 from rlframe.core.schedule import Scheduled, scheduled
@@ -41,9 +42,7 @@ class Config(OnPolicyConfig):
     c_clip: Scheduled = scheduled(1.0, "c-bar: most of a trace; at most rho_clip", above=True, infinite=True)
     trace_lambda: Scheduled = scheduled(1.0, "lambda: also shortens traces (remark 2)", high=1)
     entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "norm at which gradients are clipped; inf: never; paper: 40, of sums", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(0.5, "norm at which gradients are clipped (paper: 40, of sums)")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IMPALA:
         return IMPALA(agent, n_steps, self)

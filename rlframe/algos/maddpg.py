@@ -17,7 +17,7 @@ import chz
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
-from rlframe.algos import ddpg
+from rlframe.algos import ddpg, fields
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.off_policy import joint_replay
 from rlframe.core.config import count, fraction, positive
@@ -48,9 +48,7 @@ class Config(ddpg.Config):
 
     learning_rate: Scheduled = scheduled(1e-2, "of the actor")
     critic_learning_rate: Scheduled = scheduled(1e-2, "of the critic")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "norm at which the gradient of either loss is clipped, as in the authors' code; inf: never", above=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(0.5, "norm at which the gradient of either loss is clipped")
     discount: float = fraction(0.95, "gamma, per env step")
     tau: Scheduled = scheduled(0.01, "how far targets move to the online networks at each of their moves", high=1)
     batch_size: int = count(1024, "rows of an update, each of all agents")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import ActorAgent, QAgent
+from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, observed
 from rlframe.algos.checks import check_learns, check_network, check_replay
 from rlframe.algos.defaults import Defaults
@@ -39,11 +40,6 @@ from rlframe.updates.schedules import Schedules
 _MOST_OBSERVED, _OBSERVED_AT_ONCE = 100_000, 1_000  # rows of data for statistics: their means are within 0.3 % of a std
 
 
-def interval_steps() -> Any:
-    """A field for the interval of target networks in env_steps."""
-    return count(0, "env_steps between moves of the targets, in place of target_interval; 0: by updates", low=0)
-
-
 @chz.chz
 class FromReplayConfig:
     """The keys of every algorithm that learns from replay; one that knows better numbers states them anew."""
@@ -54,9 +50,7 @@ class FromReplayConfig:
 
     learning_rate: Scheduled = scheduled(3e-4, "of the policy")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
-    max_grad_norm: Scheduled = scheduled(
-        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(math.inf, "norm at which the gradient of each loss is clipped")
     batch_size: int = count(256, "rows of an update")
     replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
@@ -91,7 +85,7 @@ class OffPolicyConfig(FromReplayConfig):
         0.99, "gamma, per env step; auto: (T/5 - 1) / (T/5) of episodes of at most T steps, within 0.95 and 0.995"
     )
     n_step: int = count(1, "rewards a return sums before it bootstraps", high=255)
-    target_interval_steps: int = interval_steps()
+    target_interval_steps: int = fields.interval_steps()
     value: str = choice("expected", KINDS, "what is learned of the return: its mean, its distribution, its quantiles")
     n_atoms: int = count(51, "atoms of categorical, or quantiles")
     v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)

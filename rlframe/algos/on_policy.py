@@ -16,6 +16,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, QAgent, make_policy_agent
+from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics, observed
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.core.errors import ConfigError
@@ -48,9 +49,7 @@ class OnPolicyConfig:
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
-    max_grad_norm: Scheduled = scheduled(
-        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(0.5)
     explore: ExploreConfig | str = explore("stochastic", POLICY_KINDS)
 
     def make_agent(

@@ -19,6 +19,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos import fields
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.on_policy import OnPolicyEpochs, inputs_of_rows, order_of_rows
 from rlframe.core.config import count
@@ -58,9 +59,7 @@ class Config:
 
     learning_rate: Scheduled = scheduled(2.5e-4, "of the optimizer")
     optimizer: OptimizerConfig | str = optimizer("radam", epsilon=1e-8)
-    max_grad_norm: Scheduled = scheduled(
-        10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(10.0)
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     q_lambda: Scheduled = scheduled(0.65, "lambda: 0 is the one-step target, 1 the sum of rewards", high=1)
     epochs: int = count(2, "passes over each batch", high=10_000)

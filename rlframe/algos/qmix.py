@@ -21,18 +21,18 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     FromReplayConfig,
     QLearning,
     check_feedforward,
-    interval_steps,
     joint_replay,
     weighted_mean,
 )
 from rlframe.algos.targets import copy_into
-from rlframe.core.config import choice, count, fraction, option, positive
+from rlframe.core.config import choice, count, fraction, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
 from rlframe.core.schedule import Scheduled, scheduled
@@ -65,20 +65,18 @@ class Config(FromReplayConfig):
 
     learning_rate: Scheduled = scheduled(5e-4, "of agents and mixing network")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
-    max_grad_norm: Scheduled = scheduled(
-        10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(10.0)
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards a return sums before it bootstraps", high=255)
     batch_size: int = count(256, "rows an update, each of all agents")
     replay_ratio: float = positive(32.0, "joint rows for each env_step: batch_size / env_steps an update")
     huber_delta: float = positive(float("inf"), "|TD error| above which the loss is linear; inf: squared")
     target_interval: int = count(200, "updates between moves of the target networks")
-    target_interval_steps: int = interval_steps()
-    target_tau: Scheduled = scheduled(1.0, "how far they move to the online networks; 1: a copy", high=1)
+    target_interval_steps: int = fields.interval_steps()
+    target_tau: Scheduled = fields.target_tau()
     explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.05,0.1)"})
-    double: bool = option(True, "the online network chooses the next actions, the target network values them")
-    dueling: bool = option(False, "a stream for the state's value and one for the advantages")
+    double: bool = fields.double(True)
+    dueling: bool = fields.dueling(False)
     mixer: str = choice("monotonic", ("monotonic", "sum"), "of the agents' values: QMIX's network, or VDN's sum")
     mixer_width: int = count(32, "hidden units of the mixing network", high=10_000)
 

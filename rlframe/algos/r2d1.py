@@ -22,12 +22,12 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos import fields
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     FromReplayConfig,
     QLearning,
-    interval_steps,
     priorities,
     reading_back,
     replay_of,
@@ -82,9 +82,7 @@ class Config(FromReplayConfig):
 
     learning_rate: Scheduled = scheduled(1e-4, "of the optimizer")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-3)
-    max_grad_norm: Scheduled = scheduled(
-        40.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
-    )
+    max_grad_norm: Scheduled = fields.grad_norm(40.0)
     discount: Scheduled = scheduled(0.997, "gamma, per env step", high=1)
     n_step: int = count(5, "rewards a return sums before it bootstraps")
     batch_size: int = count(64, "sequences an update")
@@ -97,11 +95,11 @@ class Config(FromReplayConfig):
     state_interval: int = count(0, "env steps between stored states, where sequences start; 0: sampler.batch_T")
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(2_500, "updates between moves of the target network")
-    target_interval_steps: int = interval_steps()
-    target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
+    target_interval_steps: int = fields.interval_steps()
+    target_tau: Scheduled = fields.target_tau()
     explore: ExploreConfig | str = explore("epsilon", Q_KINDS, LADDER)
-    double: bool = option(True, "the online network chooses the next action, the target network values it")
-    dueling: bool = option(True, "a stream for the state's value and one for the advantages")
+    double: bool = fields.double(True)
+    dueling: bool = fields.dueling(True)
     rescale: bool = option(True, "learn h(value), so that rewards of any size need no clipping")
     prioritized: bool = option(True, "replay chooses sequences by their TD errors")
     alpha: float = fraction(0.9, "exponent of the priorities")

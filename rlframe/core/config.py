@@ -220,13 +220,15 @@ def accepts_auto(field: Any) -> bool:
 
 
 def option(default: Any, doc: str) -> Any:
-    """A field with its documentation; one that is annotated with str takes only text."""
+    """A field with its documentation; one that is annotated with str or bool takes nothing else."""
 
     def check(config: Any, name: str) -> None:
         value, field = getattr(config, name), chz.chz_fields(config)[name.removeprefix("X_")]
         if field.final_type is str and not isinstance(value, str):
             by_name = f' such as "{qualified_name(value)}"' if isinstance(value, type) else ""
             raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be text{by_name}: {doc}")
+        if field.final_type is bool and not isinstance(value, bool):
+            raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be True or False: {doc}")
 
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
@@ -286,7 +288,13 @@ def sizes(default: tuple[int, ...], doc: str) -> Any:
 
 def names(default: tuple[str, ...], doc: str) -> Any:
     """A field for a list of names, written [a,b] or a,b."""
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_names)
+
+    def check(config: Any, name: str) -> None:
+        given = getattr(config, name)
+        if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+            raise ConfigError(f"{key_of(config, name)}={shortened(repr(given), 60)} must be a tuple of names: {doc}")
+
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_names, validator=check)
 
 
 def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:

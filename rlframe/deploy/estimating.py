@@ -13,7 +13,7 @@ from rlframe.core.config import entries_of, nearest
 from rlframe.core.errors import ConfigError, printable, shortened
 from rlframe.core.files import prepare_json, write_output
 from rlframe.core.multi_agent import JointSpace
-from rlframe.deploy.load import choose_snapshot, load_trained
+from rlframe.deploy.load import load_chosen
 from rlframe.evaluation.episode_rows import load_episodes
 from rlframe.evaluation.estimate import METHODS, Report, check_methods, estimate
 from rlframe.evaluation.target_policy import target_policy
@@ -37,7 +37,7 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
     explore, epsilon = words.flag("explore", True), words.number("epsilon", math.nan, 0, 1)
     discount, seed, out = words.number("discount", math.nan, 0, 1), words.count("seed", 0), words.text("out")
     device, trust, snapshot = words.text("device", "auto"), words.flag("trust"), words.text("snapshot")
-    runs = [load_trained(choose_snapshot(Path(name), snapshot), device, trust) for name in names]
+    runs = [load_chosen(Path(name), snapshot, device, trust)[1] for name in names]
     for name, run in zip(names, runs, strict=True):
         if isinstance(run.observation_space, JointSpace):
             raise ConfigError(

@@ -12,7 +12,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, printable
 from rlframe.core.files import prepare_json, write_output
 from rlframe.core.multi_agent import JointSpace
-from rlframe.deploy.load import Trained, choose_snapshot, load_trained
+from rlframe.deploy.load import Trained, load_chosen
 from rlframe.evaluation import matches
 from rlframe.evaluation.matches import RANDOM, FunctionPlayer, Pair, Player, PolicyPlayer, Table
 from rlframe.system.env_vars import env_vars_set
@@ -34,7 +34,7 @@ def are_matches(names: Sequence[str], words: KeyValues) -> bool:
     device, trust = words.text("device", "auto"), words.flag("trust")
     snapshot = words.text("snapshot")
     with suppress(ConfigError, SnapshotError):  # it is loaded again, with the keys of the command line
-        first = load_trained(choose_snapshot(Path(names[0]), snapshot), device, trust)
+        first = load_chosen(Path(names[0]), snapshot, device, trust)[1]
         return isinstance(first.observation_space, JointSpace)
     return False
 
@@ -57,11 +57,7 @@ def play_runs(names: Sequence[str], words: KeyValues) -> int:
         raise ConfigError(f"n_episodes={n_episodes} must be at least 1")
     if out:
         prepare_json(Path(out))
-    runs = {
-        name: load_trained(choose_snapshot(Path(name), snapshot), device, trust)
-        for name in names
-        if not is_player(name)
-    }
+    runs = {name: load_chosen(Path(name), snapshot, device, trust)[1] for name in names if not is_player(name)}
     if not runs:
         raise ConfigError(f"none of {', '.join(names)} is a run directory, whose environment is played")
     first = next(iter(runs.values()))

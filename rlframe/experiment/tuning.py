@@ -37,7 +37,7 @@ from rlframe.runners.learner import Learners
 from rlframe.samplers import serial
 from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import RankInfo, join, launch_ranks
-from rlframe.system.machine import FreeCpus
+from rlframe.system.machine import FreeCpus, n_cpus
 
 _ROUNDS = 3  # measurements of each way
 _MIN_S = 0.1  # of a measurement
@@ -225,7 +225,7 @@ def _memory() -> Path:
 def _key(experiment: Experiment) -> str:
     """What the time of a step depends on: the machine, torch, and the experiment's parts."""
     config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
-    machine = [torch.__version__, torch.cpu.get_capabilities().get("cpu_name", ""), FreeCpus().n, experiment.device]
+    machine = [torch.__version__, torch.cpu.get_capabilities().get("cpu_name", ""), n_cpus(), experiment.device]
     return hashlib.blake2b(json.dumps([machine, config], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

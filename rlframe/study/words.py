@@ -72,6 +72,8 @@ def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
             form = "KEY: uniform(LOW,HIGH)" if key == SEARCH[:-1] else "KEY: [value, value]"
             raise ConfigError(f"{key} needs the form {{{form}}}, not {str(value)[:60]}")
         for name, each in [(f"{key}.{name}", each) for name, each in value.items()] if of_grid else [(str(key), value)]:
+            if each is None:
+                raise ConfigError(f"{name} has no value; leave it out for its default")
             if name in words:
                 raise ConfigError(f"{name} is set twice: {words[name]:.60} and {_text(name, each):.60}; remove one")
             words[name] = _text(name, each)

@@ -18,6 +18,7 @@ import psutil
 
 from rlframe.core.config import count, number, option
 from rlframe.core.errors import ConfigError, one_line
+from rlframe.system.machine import n_cpus
 
 _GB = 1e9
 _KNOCK_S = 5.0
@@ -69,7 +70,7 @@ def connect(options: RayOptions) -> None:
             _knock(options.address)
             ray.init(options.address, log_to_driver=False, logging_level=logging.ERROR)
             return
-        n = options.num_cpus or len(os.sched_getaffinity(0))
+        n = options.num_cpus or n_cpus()
         each: dict[str, Any] = {
             "num_cpus": n,
             "num_gpus": options.num_gpus,

@@ -221,15 +221,11 @@ class FreeCpus:
     """Compares the CPU time of all processes with that of this one and its children, since the last look."""
 
     def __init__(self) -> None:
+        self.n = n_cpus()
         self._cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
         self._children: list[psutil.Process] = []
         self._n_looks = 0
         self._seen = self._times()
-
-    @property
-    def n(self) -> int:
-        """The CPUs that this process may use."""
-        return len(self._cpus) or os.cpu_count() or 1
 
     def look(self) -> float:
         """CPUs that were free for this process since the last look, from 0 to n; n where the system does not tell."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, find_runs, make_curve, read_run
-from rlframe.plot import main, parse
+from rlframe.plot import main, parse, plot_runs
 
 
 def write_run(
@@ -46,6 +46,16 @@ def test_a_study_is_drawn_with_one_curve_per_experiment(
     assert lines[0].startswith("a2c: eval/return_mean 10.0 [0.0, 20.0] at env_steps 2,000, 3 seeds")
     assert lines[1].startswith("ppo: eval/return_mean 110.0 [100.0, 120.0]")
     assert lines[-1] == str(out)
+
+
+def test_a_script_draws_directories_columns_and_seeds_also_one_that_is_not_in_a_list(
+    study: Path, tmp_path: Path
+) -> None:
+    columns = {"env_steps": [1.0, 2.0], "time/elapsed_s": [1.0, 2.0], "eval/return_mean": [3.0, 4.0]}
+    for n, runs in enumerate((study, str(study / "ppo"), columns, [study, columns], [[columns, columns]])):
+        assert plot_runs(runs, out=tmp_path / f"{n}.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(PlotError, match="one label for each of its runs, or none: 0 for 0"):
+        plot_runs([])
 
 
 def test_names_and_titles_are_drawn_as_they_are(tmp_path: Path) -> None:

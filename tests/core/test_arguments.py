@@ -23,7 +23,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners import AsyncRl, Callback, Learner, MinibatchRl, OfflineRl, RunnerConfig
-from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
+from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler, serial
 
 ENV = EnvConfig("CartPole-v1")
 
@@ -114,6 +114,10 @@ def test_objects_where_a_setting_is_text_are_refused(parts: Parts) -> None:
         ModelConfig(encoder=nn.Identity())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r'must be text such as "torch.nn.modules.linear:Identity": auto'):
         ModelConfig(encoder=nn.Identity)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"algo\.double='false' must be True or False: the online network"):
+        dqn.Config(double="false")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"sampler\.statistics='a:B' must be a tuple of names: \[module:Class\]"):
+        serial.Config(statistics="a:B")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"sampler\.batch_T=0 must be"):
         SerialSampler(parts.envs, parts.agent, batch_T=0)
 

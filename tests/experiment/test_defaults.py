@@ -1,5 +1,6 @@
 """What an algorithm brings where nothing is given, and the presets that experiment=auto takes."""
 
+import math
 from typing import Any
 
 import chz
@@ -143,7 +144,9 @@ def test_agents_made_by_hand_have_the_network_of_their_algorithm(module):
 @pytest.mark.parametrize("algo", module_names(ROOTS["algo"]))
 @pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5"])
 def test_every_algorithm_reads_with_what_it_brings(algo, env):
-    assert read_job({"algo": algo, "env": env}).experiment.algo
+    config = read_job({"algo": algo, "env": env}).experiment.algo
+    if hasattr(config, "max_grad_norm"):
+        assert chz.replace(config, max_grad_norm=math.inf), "inf: never, as the key's text says"
 
 
 def test_auto_takes_the_preset_of_the_algorithm_and_the_environment():
