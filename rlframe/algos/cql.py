@@ -86,10 +86,7 @@ def entropy_weight(c: Any, temperature: Tensor) -> Tensor:
 class OfDrawn(Continuous):
     """Box actions: N are drawn uniformly, N by the policy at s and N by that at s', and weighed by their densities."""
 
-    def __init__(self, multiplier: Temperature, *parts: Any) -> None:
-        """`multiplier`: α, if it is learned.    parts: those of a SoftValue."""
-        super().__init__(*parts)
-        self.multiplier = multiplier
+    multiplier: Temperature  # α, if it is learned
 
     def noise(self, n: int) -> Pair:
         """What SAC draws, and for others: [2, N n, d] standard normal, and [N n, *act] uniform in [-1, 1]."""
@@ -126,10 +123,7 @@ class OfDrawn(Continuous):
 class OfAll(Discrete):
     """Discrete actions: the sum is exact, over all that are allowed."""
 
-    def __init__(self, multiplier: Temperature, *parts: Any) -> None:
-        """`multiplier`: α, if it is learned.    parts: those of a SoftValue."""
-        super().__init__(*parts)
-        self.multiplier = multiplier
+    multiplier: Temperature  # α, if it is learned
 
     def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Losses:
         losses = super().critic_loss(batch, observations, log_prob, entropy_weight(self.now, temperature))
@@ -164,7 +158,9 @@ class CQL(sac.SAC):
     def make_soft_value(self) -> SoftValue:
         self.multiplier = Temperature(self.schedules.of("conservative_weight")(0)).to(self.device)
         kind = OfDrawn if self.agent.policy.size else OfAll
-        return kind(self.multiplier, self.critic, self.agent.policy, self.generator, self.now)
+        made = kind(self.critic, self.agent.policy, self.generator, self.now)
+        made.multiplier = self.multiplier
+        return made
 
     def _learn_critics(self, inputs: tuple[Transitions, Pair]) -> dict[str, Tensor]:
         """One step of the critics, and where α is learned one of it along α (mean_i E[gap_i] - τ)   (eq. 30)."""

@@ -34,7 +34,6 @@ from rlframe.algos.off_policy import (
     weighted_mean,
 )
 from rlframe.algos.prioritized import check_priorities, initial_priority
-from rlframe.algos.targets import copy_into
 from rlframe.core.config import choice, count, fraction, idle_while, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -185,23 +184,21 @@ class DQN(QLearning):
             ConfigError, ValueError: a number of `config` is out of range.
         """
         super().__init__(agent, replay, exploration, n_steps, config or Config(), seed)
-        self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
+        self.beta = self.schedules.of("beta")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer])
         self.start_exploring()
 
     def update(self) -> UpdateMetrics:
-        now, c = self.progress.scheduled, self.config
+        c = self.config
         self.resample()
-        batch = self.with_fractions(self.replay.sample(c.batch_size, self.beta(now) if c.prioritized else 0.0))
+        beta = self.beta(self.progress.scheduled) if c.prioritized else 0.0
+        batch = self.with_fractions(self.replay.sample(c.batch_size, beta))
         found = self.learn(batch)
-        moves = self.moves.turn(c.target_interval)
-        self.progress.updates += 1
         if c.prioritized:
             self.replay.update_priorities(batch.index, priorities(found["error"]))
-        if moves:
-            copy_into(self.target, self.agent.model, self.target_tau(now))
+        self.count_update(self.target, self.agent.model)
         metrics = {name: x for name, x in found.items() if name != "error"}
         return {**metrics, "learning_rate": self.optimizer.rate}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import chz
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos import fields
@@ -16,7 +16,7 @@ from rlframe.algos.base import Algorithm, observed
 from rlframe.algos.checks import check_learns, check_network, check_replay
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.replay_ratio import ReplayRatio
-from rlframe.algos.targets import TargetMoves, copy_statistics
+from rlframe.algos.targets import TargetMoves, copy_into, copy_statistics
 from rlframe.core.config import choice, count, fraction_or_auto, idle_while, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
@@ -259,6 +259,14 @@ class QLearning(OffPolicy):
         super().__init__(agent, replay, exploration, n_steps, config)
         check_network(agent, config)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers, for example
+        self.target_tau = self.schedules.of("target_tau")
+
+    def count_update(self, target: nn.Module, online: nn.Module) -> None:
+        """Count an update that was made, and move the target if it is its turn."""
+        moves = self.moves.turn(self.config.target_interval)
+        self.progress.updates += 1
+        if moves:
+            copy_into(target, online, self.target_tau(self.progress.scheduled))
 
     def start_exploring(self) -> None:
         super().start_exploring()

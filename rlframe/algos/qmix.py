@@ -31,7 +31,6 @@ from rlframe.algos.off_policy import (
     joint_replay,
     weighted_mean,
 )
-from rlframe.algos.targets import copy_into
 from rlframe.core.config import choice, count, fraction, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
@@ -164,7 +163,7 @@ class QMIX(QLearning):
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
         super().__init__(agent, replay, exploration, n_steps, config or Config(), seed)
-        self.mixer, self.target_tau = mixer.to(self.device), self.schedules.of("target_tau")
+        self.mixer = mixer.to(self.device)
         self.networks = nn.ModuleList([agent.model, mixer])
         self.optimizer = make_optimizer_step(self.networks.parameters(), self.schedules)
         self.target, self.target_mixer = copy.deepcopy(agent.model), copy.deepcopy(mixer)
@@ -178,10 +177,7 @@ class QMIX(QLearning):
     def update(self) -> UpdateMetrics:
         self.resample()
         metrics = self.learn(self.replay.sample(self.config.batch_size))
-        moves = self.moves.turn(self.config.target_interval)
-        self.progress.updates += 1
-        if moves:
-            copy_into(self.targets, self.networks, self.target_tau(self.progress.scheduled))
+        self.count_update(self.targets, self.networks)
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:

@@ -34,7 +34,6 @@ from rlframe.algos.off_policy import (
     weighted_mean,
 )
 from rlframe.algos.prioritized import check_unique
-from rlframe.algos.targets import copy_into
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -155,7 +154,7 @@ class R2D1(QLearning):
         """
         super().__init__(agent, replay, exploration, n_steps, c := config or Config(), seed)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
-        self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
+        self.beta = self.schedules.of("beta")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
@@ -173,12 +172,9 @@ class R2D1(QLearning):
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
         metrics, priority = self.learn(batch)
-        moves = self.moves.turn(self.config.target_interval)
-        self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
-        if moves:
-            copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
+        self.count_update(self.target, self.agent.model)
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:

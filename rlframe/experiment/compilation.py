@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import tempfile
@@ -21,7 +19,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.ranks import current_ranks
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.settings import to_flat
+from rlframe.experiment.settings import digest_of
 from rlframe.updates.compiled import CompileChoice, has_updates
 
 _COLD_S, _WARM_S = 45.0, 3.0  # to compile an update, and to load one from the cache, at most
@@ -128,11 +126,9 @@ def _cache() -> Path:
 
 def _key(experiment: Experiment, threads: int, n_runs: int) -> str:
     """What decides the compiled program, but for rlframe's own code."""
-    config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
     programs = [torch.__version__, os.environ.get("CXX", "")]
     machine = [*programs, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device, n_runs]
-    text = json.dumps([machine, config], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return digest_of(machine, experiment, _SAME)
 
 
 def compiled_as(

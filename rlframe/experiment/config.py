@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chz
@@ -199,11 +199,15 @@ class Experiment:
     def acting_at_once(self) -> Experiment:
         """Policies with weights of `init` act from the first step, where random_steps is left to be chosen."""
         own = self.agents.policies
-        policies = {
-            name: chz.replace(each, algo=_acting(each.algo, each.init or self.init)) for name, each in own.items()
-        }
-        agents = chz.replace(self.agents, policies=policies)
-        return chz.replace(self, algo=_acting(self.algo, self.init), agents=agents)
+        return self.with_algos(lambda algo, name: _acting(algo, (own[name].init if name else "") or self.init))
+
+    def with_algos(self, change: Callable[[Any, str], Any]) -> Experiment:
+        """With each algorithm as `change(algo, name)` makes it: the run's own, named "", and those of its policies."""
+        own, algo = self.agents.policies, change(self.algo, "")
+        policies = {name: chz.replace(each, algo=change(each.algo, name)) for name, each in own.items()}
+        if algo is self.algo and not own:
+            return self
+        return chz.replace(self, algo=algo, agents=chz.replace(self.agents, policies=policies))
 
     def without_init(self) -> Experiment:
         """The experiment that starts from random weights, or from those of its own snapshot."""

@@ -37,19 +37,13 @@ def with_discounts(experiment: Experiment) -> Experiment:
     Raises:
         ConfigError: the time limit of the environment is not known.
     """
-    algo = _with_discount(experiment.algo, "algo", experiment)
-    policies = {
-        name: chz.replace(each, algo=_with_discount(each.algo, f"agents.policies.{name}.algo", experiment))
-        for name, each in experiment.agents.policies.items()
-    }
-    if policies:
-        experiment = chz.replace(experiment, agents=chz.replace(experiment.agents, policies=policies))
-    return experiment if algo is experiment.algo else chz.replace(experiment, algo=algo)
+    return experiment.with_algos(lambda algo, name: _with_discount(algo, name, experiment))
 
 
-def _with_discount(algo: Any, key: str, experiment: Experiment) -> Any:
+def _with_discount(algo: Any, name: str, experiment: Experiment) -> Any:
     if getattr(algo, "discount", 1.0) != AUTO:
         return algo
+    key = f"agents.policies.{name}.algo" if name else "algo"
     if not (length := known_time_limit(experiment.env_config())):
         raise ConfigError(
             f"{key}.discount=auto needs the time limit of env={experiment.env}, which is not known; give "

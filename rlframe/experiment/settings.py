@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -118,6 +120,13 @@ def _map_of_agents(text: str) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for pair in found.items() for name in pair):
         raise ConfigError(f"agents.map={text:.100} must be written {{agent_*: red, other: blue}}, with a space after :")
     return found
+
+
+def digest_of(machine: Sequence[Any], experiment: Experiment, prefixes: tuple[str, ...]) -> str:
+    """Names what is remembered of a machine for experiments that agree in the settings that begin so."""
+    config = {key: value for key, value in to_flat(experiment).items() if key.startswith(prefixes)}
+    text = json.dumps([machine, config], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import statistics
@@ -29,7 +28,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.experiment.build import make_learners, untrained_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.ranks import share_of
-from rlframe.experiment.settings import to_flat
+from rlframe.experiment.settings import digest_of
 from rlframe.kernels.device import learning_in
 from rlframe.replay.make import small_size
 from rlframe.runners import Learner
@@ -43,14 +42,7 @@ _ROUNDS = 3  # measurements of each way
 _MIN_S = 0.1  # of a measurement
 _WARM_ROUNDS = 1  # not counted: memory is touched first, and kernels are made
 _REPLAY_ROWS = 20_000  # of the trial's replay: sampling from it takes as long as from a larger one
-_SAME = (
-    "env",
-    "model.",
-    "algo",
-    "agents.",
-    "precision",
-    "sampler.batch_",
-)  # prefixes of what decides the time of a step
+_SAME = ("env", "model.", "algo", "agents.", "precision", "sampler.batch_")  # of what decides the time of a step
 _MOST_REMEMBERED = 500  # experiments
 _BUSY = 0.5  # CPUs that others use, above which a measurement is not remembered
 
@@ -160,13 +152,7 @@ class _Trial:
     def _learners(self, experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> Mapping[str, Learner]:
         spec = self.sampler.batch_spec
         if agent.agents():
-            at_once = experiment.without_init()
-            policies = {
-                name: chz.replace(own, algo=_learning_at_once(own.algo, spec))
-                for name, own in experiment.agents.policies.items()
-            }
-            agents = chz.replace(at_once.agents, policies=policies)
-            at_once = chz.replace(at_once, algo=_learning_at_once(at_once.algo, spec), agents=agents)
+            at_once = experiment.without_init().with_algos(lambda algo, _: _learning_at_once(algo, spec))
             return make_learners(at_once, agent, self.sampler, in_spaces)
         algo = _learning_at_once(experiment.algo, spec)
         return {"agent": Learner(agent, algo.make_algorithm(agent, spec, experiment.runner.n_steps, experiment.seed))}
@@ -224,9 +210,8 @@ def _memory() -> Path:
 
 def _key(experiment: Experiment) -> str:
     """What the time of a step depends on: the machine, torch, and the experiment's parts."""
-    config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
     machine = [torch.__version__, torch.cpu.get_capabilities().get("cpu_name", ""), n_cpus(), experiment.device]
-    return hashlib.blake2b(json.dumps([machine, config], sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest_of(machine, experiment, _SAME)
 
 
 def _remembered(experiment: Experiment) -> dict[str, float]:

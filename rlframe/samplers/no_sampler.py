@@ -47,34 +47,6 @@ class NoSamplerConfig(SamplerConfig):
         return NoSampler(envs, agent, BatchSpec(self.batch_T, self.batch_B))
 
 
-class NoSampler(SourceAhead):
-    """Its batches have no columns."""
-
-    backend = "none"
-    version = posted_version = 0
-    n_ready = sys.maxsize  # always
-
-    def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
-        self.batch_spec, self.env = batch_spec, envs.env
-        batch = empty_batch(envs.observation_space, envs.action_space, agent, batch_spec.T, 1)
-        self.samples = batch.columns(0, 0).samples()
-
-    def collect(self) -> Samples:
-        return self.samples
-
-    def trajectories(self) -> list[Trajectory]:
-        return []
-
-    def refresh(self, agent: Agent) -> None:
-        """Nobody acts."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 class NoSource(Source):
     """The sampler of a run that learns from data: it has no batches."""
 
@@ -95,3 +67,22 @@ class NoSource(Source):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class NoSampler(NoSource, SourceAhead):
+    """Its batches have no columns."""
+
+    version = posted_version = 0
+    n_ready = sys.maxsize  # always
+
+    def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
+        super().__init__(batch_spec)
+        self.env = envs.env
+        batch = empty_batch(envs.observation_space, envs.action_space, agent, batch_spec.T, 1)
+        self.samples = batch.columns(0, 0).samples()
+
+    def collect(self) -> Samples:
+        return self.samples
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        return []
