@@ -69,12 +69,14 @@ def describe_job(job: Job, n_here: int) -> str:
     """The config of a job of `place_job` and its processes, for dry_run=true; `n_here`: its ranks on this machine.
 
     Raises:
-        ConfigError: its parts do not fit together.
+        ConfigError: its parts do not fit together.    SnapshotError: what it resumes cannot be read.
     """
+    found = _newest_state(job.resume, job.experiment.snapshot_mode, 0) if job.resume else None
     with env_vars_set(job.experiment.env_vars):
         resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here, job.threads)
         config = to_flat(whole_of(resolved.experiment, job.experiment))
-        return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}"
+        start = f"\nresumes: {found.snapshot if found else 'from its beginning'}" if job.resume else ""
+        return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}{start}"
 
 
 def live_run(job: Job, log_dir: str) -> LiveRun:

@@ -17,7 +17,7 @@ from rlframe.experiment import hardware
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.samplers import auto, cpu, gpu, serial
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
@@ -123,6 +123,8 @@ def test_a_run_can_be_resumed_with_another_sampler_but_not_with_another_batch(
     run = run_of(tmp_path, *PARALLEL["cpu"])
     assert main([f"resume={run}", "sampler=serial", "runner.n_steps=512"]) == 0
     assert int(float(read_csv(run / "progress.csv")[1][-1]["env_steps"])) >= 512
+    assert main([f"resume={run}", "sampler.n_workers=1", "dry_run=true"]) == 0
+    assert capsys.readouterr().out.endswith(f"resumes: {list_snapshots(run / 'snapshot')[-1]}\n")
     assert main([f"resume={run}", "sampler.batch_B=8"]) == 2
     assert "sampler.batch_B cannot change" in capsys.readouterr().err
 
