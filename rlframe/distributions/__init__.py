@@ -61,7 +61,7 @@ def make_distribution(space: Space, of_boxes: str = "auto") -> Distribution:
         case spaces.Box():
             return _of_box(space, "gaussian" if of_boxes == "auto" else of_boxes)
     raise ValueError(
-        f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, Box, Dict, Tuple"
+        f"action space {space} is not supported; use Discrete, MultiDiscrete of one axis, MultiBinary, Box, Dict, Tuple"
     )
 
 

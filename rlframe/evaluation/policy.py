@@ -168,7 +168,7 @@ class GreedyPolicy(nn.Module):
                 scale, offset, low, high = canonical.box_scaling(box)
                 bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
                 for name, value in {**bounds, "least": box.low, "most": box.high}.items():
-                    self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
+                    self.register_buffer(f"{name}_{index}", torch.from_numpy(np.asarray(value)))
         self.stateful = agent.recurrent or agent.uses_previous
 
     def initial_state(self, n: int) -> Tree:

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlframe.core.command_line import with_home
 from rlframe.core.errors import ConfigError
+from rlframe.core.parts import dotted
 from rlframe.experiment.job import check_words
 from rlframe.record.context import dated
 from rlframe.study.objects import StudyObjects
@@ -38,6 +40,9 @@ def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search:
         ) from None
     if not isinstance(variants, Sequence) or not all(isinstance(each, Mapping) for each in variants):
         raise ConfigError(f"variants={variants!r:.60} must be a list of dicts, one for each variant")
+    if wrong := [f"search={{{key!r}: {text!r:.60}}}" for key, text in search.items() if not isinstance(text, str)]:
+        raise ConfigError(f"{wrong[0]} needs text such as 'uniform(LOW,HIGH)'")
+    shared, variants = _as_in_train(shared), [_as_in_train(variant) for variant in variants]
     log_dir = str(shared.get("log_dir", ""))
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
     words = words_of_variant(shared, _COMMAND, objects)
@@ -50,6 +55,14 @@ def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search:
         study, slots, options = plan_study(command, experiments, check_words, trust=False)
         execute(replace(study, resume_hint=f"log_dir={study.directory} in the same call"), slots, options)
     return read_study(study.directory)
+
+
+def _as_in_train(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as `rlframe.train` takes them: None is one that is not given, and ~/ the home directory."""
+    given = dotted((key, with_home(value)) for key, value in settings.items() if value is not None)
+    if empty := [key for key, value in given.items() if value is None]:
+        raise ConfigError(f"{empty[0]} has no value; leave it out for its default")
+    return {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}
 
 
 def _experiments(

@@ -249,6 +249,14 @@ def test_an_observation_of_another_shape_is_refused(runs: Any) -> None:
         rlframe.load_policy(runs("ppo")).act(np.zeros(5, np.float32))
 
 
+def test_an_action_that_is_one_number_has_no_axis() -> None:
+    observations, actions = spaces.Box(-1, 1, (), np.float32), spaces.Box(2, 6, (), np.float32)
+    policy = Policy(agent_for(observations, actions), observations, actions)
+    for explore in (False, True):
+        assert actions.contains(np.asarray(policy.act(np.float32(0.5), explore)))
+        assert policy.act(np.zeros(3, np.float32), explore).shape == (3,)
+
+
 def test_what_is_no_observation_is_refused() -> None:
     image, vector = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-1, 1, (2,), np.float32)
     agent = agent_for(spaces.Dict({"image": image, "vector": vector}), spaces.Discrete(2))

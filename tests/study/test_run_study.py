@@ -13,6 +13,7 @@ import rlframe
 from rlframe.core.errors import ConfigError
 from rlframe.envs.debug_envs import TimeLimit
 from rlframe.launch import main
+from rlframe.study import variants
 
 SHORT = {
     "env": "CartPole-v1",
@@ -46,6 +47,13 @@ SHORT = {
         ),
         ({"algo": "ppo"}, {}, "variants={'algo': 'ppo'} must be a list of dicts"),
         ([{}], {"seeds": 3}, r"seeds=3 must be a list, such as range\(3\)"),
+        (
+            [{}],
+            {"search": {"algo.clip": (0.1, 0.2)}},
+            r"search={'algo.clip': \(0.1, 0.2\)} needs text such as 'uniform",
+        ),
+        ([{"algo": "ppo", "algo.clip": {"x": None}}], {}, "algo.clip.x has no value; leave it out for its default"),
+        ([{}], {"init": "~/rlframe_none"}, f"init={Path.home()}/rlframe_none: there is no such run"),
         ([{"algo": "ppo"}, {"algo": "a2c"}], {"search": {"algo.discount": "uniform(0,1)"}}, "a search is of one"),
         ([{"env": partial(print, Lock())}], {}, "env=builtins:print.. cannot be copied by pickling"),
         ([{"env": lambda: 3}], {"algo": "ppoo"}, "did you mean ppo"),
@@ -56,6 +64,22 @@ def test_wrong_settings_start_nothing(variants: Any, settings: dict[str, Any], s
     with pytest.raises(ConfigError, match=says):
         rlframe.run_study(variants, **{**SHORT, "log_dir": tmp_path / "x", **settings})
     assert not (tmp_path / "x").exists()
+
+
+def test_none_is_not_given_and_true_is_true_as_in_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="did you mean ppo"):
+        rlframe.run_study(algo="ppoo", log_dir=None, retries=None, compile=True, sampler=None)
+    planned = []
+    monkeypatch.setattr(variants, "execute", lambda study, *_: planned.append(study))
+    monkeypatch.setattr(variants, "read_study", lambda directory: directory)
+    directory = rlframe.run_study(
+        [{"compile": False}, {"compile": True, "algo.clip": None}], **SHORT, log_dir=None, retries=None
+    )
+    assert directory.is_relative_to(tmp_path / "data")
+    for run, value in zip(planned[0].runs, ("false", "true"), strict=True):
+        assert run.arguments["compile"] == value
+        assert not {"log_dir", "retries", "algo.clip"} & run.arguments.keys()
 
 
 @pytest.mark.slow
