@@ -8,6 +8,7 @@ whole session: garbage collection passes them over.
 
 import functools
 import gc
+import logging
 import multiprocessing
 import os
 import shutil
@@ -49,6 +50,8 @@ import torch  # noqa: E402
 
 import tests.other_bits  # noqa: E402, F401
 from rlframe.record import directory  # noqa: E402
+from rlframe.samplers import auto  # noqa: E402
+from rlframe.system.service import Supervision  # noqa: E402
 from tests.ranks.forked import forking_ranks  # noqa: E402
 from tests.samplers.made import keeps_bits  # noqa: E402
 
@@ -61,6 +64,9 @@ multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules,
 
 
 def pytest_collection_finish() -> None:
+    for logger in logging.root.manager.loggerDict.values():  # pytest's own handlers are added to each that does not
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch."):
+            logger.propagate = True
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -89,6 +95,7 @@ def _own_cache_and_no_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         patch.setattr(os, "fsync", lambda descriptor: None)
         git = functools.cache(lambda folder, of=directory._git: of())
         patch.setattr(directory, "_git", lambda: git(os.getcwd()))
+        patch.setattr(auto, "Supervision", lambda timeout_s, **_: Supervision(timeout_s))  # forked too, not spawned
         yield
 
 

@@ -14,12 +14,16 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from gymnasium import Space
 
+import rlframe
 from rlframe import evaluate, launch, plot
 from rlframe.algos import ppo
 from rlframe.core.parts import module_names
@@ -108,9 +112,14 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Untimed:
     """In the place of the process that times environments: one of them, in this process."""
 
+    known: ClassVar[dict[str, tuple[Space, Space]]] = {}
+
     def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
-        self._envs = make_envs(replace(env, backend=fixed_backend(env, n_all), n_threads=1), 1, [0])
-        self.observation_space, self.action_space = self._envs.observation_space, self._envs.action_space
+        config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
+        if repr(config) not in self.known or not str(env.id).startswith("ALE/"):  # a game takes 0.2 s
+            with closing(make_envs(config, 1, [0])) as envs:
+                self.known[repr(config)] = envs.observation_space, envs.action_space
+        self.observation_space, self.action_space = self.known[repr(config)]
 
     def step_s(self) -> float:
         return 1e-7  # so that no processes are started for it
@@ -119,7 +128,7 @@ class Untimed:
         return 50.0
 
     def close(self) -> None:
-        self._envs.close()
+        """Nothing."""
 
 
 @name
@@ -132,6 +141,8 @@ def test_python_blocks_run(document: Path, tmp_path: Path, run_dir: Path, monkey
     for kind in ("for_vectors", "for_continuous"):
         found = getattr(ppo.Config, kind)
         monkeypatch.setattr(ppo.Config, kind, replace(found, own={**found.own, "epochs": 1, "minibatches": 2}))
+    for call in (rlframe.train, rlframe.build):
+        monkeypatch.setattr(rlframe, call.__name__, partial(call, **{"eval.n_episodes": 2}))
     for number, block in enumerate(blocks(document, "python")):
         short = re.sub(r"\b(n_steps\W+)\d\d_000\b", r"\g<1>1_000", block)
         exec(compile(short, f"{document.name}, python block {number}", "exec"), vars(module))

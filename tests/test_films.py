@@ -10,7 +10,7 @@ import pytest
 from rlframe import launch
 
 SMALL = ["env=CartPole-v1", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2", "algo.epochs=2"]
-SMALL += ["eval.n_envs=2"]
+SMALL += ["eval.n_envs=2", "env.max_episode_steps=20"]
 SMALL += ["eval.n_episodes=2", "runner.log_interval_steps=64", "runner.n_steps=128", "sampler=serial"]
 OF_TIME = ("time/", "memory/", "system/")
 

@@ -97,6 +97,11 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree_of(path))]
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -109,7 +114,7 @@ def part_of(path: Path) -> str:
 def imported_parts(path: Path) -> dict[str, int]:
     """Parts of rlframe that a file imports, at the top or inside functions, each with a line that does."""
     found: dict[str, int] = {}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -130,19 +135,24 @@ def modules_of(part: str) -> list[str]:
     ]
 
 
-def loaded_after(code: str) -> set[str]:
-    """Modules loaded in a fresh Python that ran `code`, whose own output and exit are ignored."""
-    script = (
-        "import contextlib, io, json, sys\n"
+def loaded_after(*codes: str) -> list[set[str]]:
+    """Modules loaded in a fresh Python after each code, which run in turn; their output and exits are ignored."""
+    stages = "".join(
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         + "".join(f"    {line}\n" for line in code.splitlines())
         + "print(json.dumps(sorted(sys.modules)))\n"
+        for code in codes
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", f"import contextlib, io, json, sys\n{stages}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return [set(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_imports_go_leftward_only() -> None:
@@ -184,7 +194,7 @@ def test_files_import_each_other_in_no_circle() -> None:
 
 def classes_asked_for(path: Path) -> set[tuple[int, str]]:
     """Lines with isinstance, issubclass or `case Class()`, and the imported class; but not a check that raises."""
-    nodes, found = [*ast.walk(tree_of(path))], set()
+    nodes, found = nodes_of(path), set()
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     imported = {each.asname or each.name: f"{node.module}.{each.name}" for node in imports for each in node.names}
     raising = [node.test for node in nodes if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
@@ -216,35 +226,36 @@ def test_algos_and_samplers_do_not_see_each_other() -> None:
     assert "algos" not in ALLOWED["samplers"]
 
 
-@pytest.mark.parametrize("part", ["system", "envs", "rollout"])
-def test_processes_that_only_step_environments_need_no_torch(part: str) -> None:
-    modules = STEPPING if part == "rollout" else set(modules_of(part)) - OF_LEARNERS
-    imports = "\n".join(f"import {module}" for module in sorted(modules))
-    assert "torch" not in loaded_after(f"import rlframe.core.struct, rlframe.core.types\n{imports}")
+HELP = "import runpy\nsys.argv = ['rlframe.launch', '--help']\nrunpy.run_module('rlframe.launch', run_name='__main__')"
 
 
-def test_structs_need_no_torch() -> None:
-    assert "torch" not in loaded_after("import rlframe.core.struct")
-
-
-def test_rlframe_alone_loads_nothing_heavy() -> None:
-    assert not loaded_after("import rlframe") & (HEAVY | {"torch", "gymnasium", "numpy"})
-
-
-@pytest.mark.skipif(not (PACKAGE / "launch.py").exists(), reason="rlframe/launch.py does not exist yet")
-def test_help_loads_no_simulator_nor_drawing() -> None:
-    code = (
-        "import runpy\nsys.argv = ['rlframe.launch', '--help']\nrunpy.run_module('rlframe.launch', run_name='__main__')"
-    )
-    assert not loaded_after(code) & HEAVY
-
-
-def test_training_and_resuming_load_no_compiler(tmp_path: Path) -> None:
-    words = ["env=CartPole-v1", "sampler=serial", "runner.n_steps=256", "eval.n_episodes=1", f"log_dir={tmp_path}"]
-    first, second = [*words, "algo=ppo"], [f"resume={tmp_path / 'run_0'}", "runner.n_steps=512"]
-    loaded = loaded_after(f"from rlframe.launch import main\nmain({first})\nmain({second})")
-    assert "torch" in loaded
-    assert "torch._dynamo" not in loaded
+def test_nothing_is_loaded_before_it_is_used(tmp_path: Path) -> None:
+    """Each step comes after those that load less, in one Python: what none of them may load, none of them did."""
+    words = ["env=CartPole-v1", "sampler=serial", "eval.n_episodes=1", "algo.epochs=1", f"log_dir={tmp_path}"]
+    first, second = [*words, "algo=ppo", "runner.n_steps=128"], [f"resume={tmp_path / 'run_0'}", "runner.n_steps=256"]
+    first += ["runner.log_interval_steps=128", "sampler.batch_T=32", "sampler.batch_B=4", "affinity=none"]
+    stepping = [{*modules_of("system")} - OF_LEARNERS, {*modules_of("envs")}, STEPPING]
+    steps = {
+        "rlframe": ("import rlframe", HEAVY | {"torch", "gymnasium", "numpy"}),
+        "structs": ("import rlframe.core.struct, rlframe.core.types", {"torch"}),
+        **{
+            f"processes that only step: {min(modules)}, ...": (f"import {', '.join(sorted(modules))}", {"torch"})
+            for modules in stepping
+        },
+        "records": (
+            "import rlframe.record.context, rlframe.record.metrics, rlframe.record.snapshot",
+            {"tensorboard", "matplotlib", "rich.live"},
+        ),
+        "help": (HELP, HEAVY),
+        "training and resuming": (
+            f"from rlframe.launch import main\nassert main({first}) == main({second}) == 0",
+            {"torch._dynamo"},
+        ),
+    }
+    loaded = loaded_after(*(code for code, _ in steps.values()))
+    wrong = {step: found & never for (step, (_, never)), found in zip(steps.items(), loaded, strict=True)}
+    assert not any(wrong.values()), wrong
+    assert "torch" in loaded[-1]
     assert (tmp_path / "run_0" / "snapshot").exists()
 
 
@@ -263,7 +274,7 @@ def test_a_file_has_at_most_400_lines() -> None:
 
 def test_a_function_has_at_most_50_lines() -> None:
     for path in python_files(PACKAGE):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef) and node.end_lineno:
                 n_lines = node.end_lineno - node.lineno + 1
                 assert n_lines <= 50, f"{name_of(path)}:{node.lineno} {node.name} has {n_lines} lines"
@@ -273,7 +284,7 @@ def test_no_class_name_stands_twice() -> None:
     """But Config, which the module of each algorithm has."""
     where: dict[str, list[str]] = {}
     for path in python_files(PACKAGE):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and node.name != "Config":
                 where.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
     assert {name: found for name, found in where.items() if len(found) > 1} == {}

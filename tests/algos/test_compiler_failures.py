@@ -17,7 +17,7 @@ import pytest
 from rlframe.system.signals import asked_to_stop, stop_request
 from rlframe.updates import compiled
 from rlframe.updates.compiled import compiling
-from tests.algos.test_compiled import COMPILE, both, warning_of_equal_runs
+from tests.algos.test_compiled import COMPILE, PLAIN, both, warning_of_equal_runs
 from tests.algos.test_cuda_graph import batches, learned, made
 from tests.processes import DEADLINE_S
 
@@ -45,7 +45,7 @@ def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
     monkeypatch.setattr(compiled, "_compile", fail)
     monkeypatch.setattr(compiled, "_LONG_S", 0.1)
     monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.2)
-    line = warning_of_equal_runs(*both("pg"), warned)
+    line = warning_of_equal_runs(*both("pg", **PLAIN), warned)
     assert says in line
 
 
@@ -87,7 +87,7 @@ def test_a_compiler_that_a_signal_stops_with_the_run_has_not_failed(
     monkeypatch.setattr(compiled, "_compile", stop)
     monkeypatch.setattr(compiled, "current_run", lambda: SimpleNamespace(record_choices=chosen.append))
     with compiling(COMPILE), stop_request():
-        learned(made("pg"), batches("pg"))
+        learned(made("pg", **PLAIN), batches("pg"))
         assert asked_to_stop()
     assert not asked_to_stop()
     assert (warned(), chosen) == ([], []), "a resumed run would stay uncompiled"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from typing import Any
 
@@ -96,6 +98,11 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
 
 
 def batches(name: str, n: int = 8) -> list[Samples]:
+    return copy.deepcopy(_batches(name, n))
+
+
+@functools.cache
+def _batches(name: str, n: int) -> list[Samples]:
     return collected((CASES | OTHERS)[name][1], made(name).agent, n, (4, 2))
 
 
@@ -113,6 +120,23 @@ def assert_alike(one: Any, other: Any, **tolerance: float) -> None:
     """Parameters, targets and optimizers."""
     for mine, its in ((one.agent.state_dict(), other.agent.state_dict()), (trained(one), trained(other))):
         torch.testing.assert_close(mine, its, **tolerance)
+
+
+def numbers(state: Any) -> Any:
+    """What of a saved state are numbers."""
+    if isinstance(state, dict):
+        return {key: numbers(x) for key, x in state.items() if not isinstance(x, str)}
+    return state
+
+
+def assert_learned_alike(algo: Any, found: list[Any], plain: Any, expected: list[Any], **tolerance: float) -> None:
+    """The metrics of every update, and what was trained."""
+    assert len(found) == len(expected) >= 8
+    for mine, its in zip(found, expected, strict=True):
+        for key in mine.keys() - {"clip_fraction"}:  # a ratio of 1 is at its bound, but for rounding
+            torch.testing.assert_close(mine[key], its[key], check_stride=False, **tolerance)
+    torch.testing.assert_close(numbers(trained(algo)), numbers(trained(plain)), **tolerance)
+    torch.testing.assert_close(algo.agent.state_dict(), plain.agent.state_dict(), **tolerance)
 
 
 def trained(algo: Any) -> dict[str, Any]:

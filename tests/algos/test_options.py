@@ -91,7 +91,7 @@ def test_the_target_moves_by_target_tau_every_target_interval(tau: float, expect
 
 
 def test_a_soft_target_has_the_statistics_of_the_online_network() -> None:
-    settings = {"target_tau": 0.1, "target_interval": 1, "model_normalize_observation": True}
+    settings = {"target_tau": 0.1, "target_interval": 1, "model_normalize_observation": True, "replay_ratio": 1.0}
     for module in (dqn, r2d1):
         more = MEMORY if module is r2d1 else {}
         algo, agent, _ = run(debug_envs.memory, 5, **{**more, **settings})

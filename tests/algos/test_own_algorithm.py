@@ -27,7 +27,7 @@ from tests.runners.resumed import assert_resumed_exactly, words
 
 RUN = (
     "env=Pendulum-v1 sampler=serial model.hidden=[8] eval.n_episodes=1 algo.learning_starts=40 algo.batch_size=8 "
-    "algo.replay_ratio=2 algo.replay.size=400 runner.n_steps=240 runner.log_interval_steps=80"
+    "algo.replay_ratio=2 algo.replay.size=400 runner.n_steps=160 runner.log_interval_steps=80"
 )
 COUNTED = "        self.progress.updates += 1\n"
 MISTAKES = {  # what stands in the file, what is written for it, and what is said

@@ -198,7 +198,7 @@ def test_without_the_key_available_actions_are_an_ordinary_observation() -> None
 
 
 HIDDEN = "env=rlframe.envs.debug_envs:hidden_cartpole env_kwargs.n=5 env_kwargs.size=3"
-SMALL = "runner.n_steps=240 runner.log_interval_steps=60 sampler=serial sampler.batch_T=8 sampler.batch_B=2"
+SMALL = "runner.n_steps=160 runner.log_interval_steps=60 sampler=serial sampler.batch_T=8 sampler.batch_B=2"
 SMALL += " model.hidden=[8] model.action_embedding=4 eval.n_envs=2 eval.n_episodes=2"
 DQN = f"algo=dqn {HIDDEN} {SMALL} algo.learning_starts=32 algo.batch_size=8 algo.replay.size=512 algo.replay_ratio=2"
 DQN += " algo.double=true algo.n_step=3 algo.prioritized=true algo.value=quantile algo.n_atoms=5"

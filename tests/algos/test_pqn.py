@@ -130,8 +130,15 @@ def test_a_reward_that_comes_late_reaches_the_action_that_earned_it() -> None:
 
 def test_a_termination_ends_the_sum_and_a_truncation_bootstraps() -> None:
     for ends in ("terminated", "truncated"):
-        more = {"discount": 0.8, "env_ends": ends, "env_length": 5, "q_lambda": 0.5, "model": {"hidden": ()}}
-        agent = trained(debug_envs.time_limit, 40, T=12, B=4, learning_rate="linear(5e-2,0)", **more)
+        more = {
+            "discount": 0.8,
+            "env_ends": ends,
+            "env_length": 5,
+            "q_lambda": 0.5,
+            "model": {"hidden": ()},
+            "minibatches": 2,
+        }
+        agent = trained(debug_envs.time_limit, 30, T=12, B=4, learning_rate="linear(2e-1,0)", **more)
         nothing = torch.zeros(5)
         inputs = AgentInputs(torch.arange(5), nothing.long(), nothing, nothing.bool())
         with torch.no_grad():

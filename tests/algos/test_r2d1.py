@@ -135,7 +135,7 @@ def test_a_resumed_algorithm_goes_on_exactly() -> None:
 
 
 def test_noisy_layers_get_other_noise_for_each_update() -> None:
-    algo, agent, _ = run(debug_envs.memory, 8, **{**MEMORY, "explore": "noisy"})
+    algo, agent, _ = run(debug_envs.memory, 8, **{**MEMORY, "explore": "noisy", "replay_ratio": 1.0})
     seen = []
     for _ in range(2):
         algo.update()

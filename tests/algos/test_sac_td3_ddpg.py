@@ -201,15 +201,15 @@ def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, 
         return learner(module, SEEN, action, model=model, n_steps=100, size=40, **settings)
 
     whole, half, resumed = made(), made(), made()
-    batches = collected(Sees, whole.agent, 12, (4, 2), observation=SEEN, action=action)
-    learn(whole, batches[:6])
-    learn(half, batches[:6])
+    batches = collected(Sees, whole.agent, 8, (4, 2), observation=SEEN, action=action)
+    learn(whole, batches[:4])
+    learn(half, batches[:4])
     state = decode(*kept(everything(half)))
-    learn(half, batches[6:])  # what was saved does not change any more
+    learn(half, batches[4:])  # what was saved does not change any more
     resumed.agent.load_state_dict(state["agent"])
     resumed.load_state_dict(state["algo"])
     assert_same(everything(resumed), state)
-    assert learn(whole, batches[6:]) == learn(resumed, batches[6:])
+    assert learn(whole, batches[4:]) == learn(resumed, batches[4:])
     assert_same(everything(whole), everything(resumed))
     assert len(leaves(whole.agent.state_dict())) > 4
 

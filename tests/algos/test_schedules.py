@@ -23,16 +23,16 @@ from tests.variants import variants
 
 RUN = 48  # env_steps
 BATCHES = RUN // 8
-REPLAY: dict[str, Any] = {"batch_size": 4, "replay_ratio": 4.0, "learning_starts": 0, "replay": InMemory(size=200)}
+REPLAY: dict[str, Any] = {"batch_size": 4, "replay_ratio": 2.0, "learning_starts": 0, "replay": InMemory(size=200)}
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
     "a2c": (a2c, "CartPole-v1", {}),
-    "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "kl_coef": 0.5, "minibatches": 2}),
+    "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "kl_coef": 0.5, "minibatches": 2, "epochs": 2}),
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
-    "pqn": (pqn, "CartPole-v1", {"minibatches": 2, "explore": EpsilonConfig(epsilon_last=0.1)}),
+    "pqn": (pqn, "CartPole-v1", {"minibatches": 2, "epochs": 2, "explore": EpsilonConfig(epsilon_last=0.1)}),
     "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "explore": EpsilonConfig(epsilon_last=0.1)}),
-    "r2d1": (r2d1, "CartPole-v1", {**REPLAY, "burn_in": 1, "learn_T": 3, "replay_ratio": 2.0}),
+    "r2d1": (r2d1, "CartPole-v1", {**REPLAY, "burn_in": 1, "learn_T": 3, "replay_ratio": 1.0}),
     "ddpg": (ddpg, "Pendulum-v1", {**REPLAY, "prioritized": True}),
     "td3": (td3, "Pendulum-v1", {**REPLAY, "prioritized": True}),
     "sac": (sac, "Pendulum-v1", {**REPLAY, "learn_temperature": False}),

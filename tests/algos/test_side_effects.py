@@ -15,6 +15,7 @@ from rlframe.updates.compiled import CompileChoice, compiling
 from tests.algos.played import play
 from tests.algos.test_compiled import (
     CARTPOLE,
+    PLAIN,
     Looking,
     assert_alike,
     batches,
@@ -189,7 +190,7 @@ class FromTheFirstCallOn(Counting):
         pytest.param(FromNumber, "FromNumber.mean", marks=pytest.mark.slow),
         (FromNone, "FromNone.mean"),
         (Counting, "it changes Counting.kept in Python"),
-        (InList, "it changes InList.kept in Python"),
+        pytest.param(InList, "it changes InList.kept in Python", marks=pytest.mark.slow),  # as in the dict of Counting
         pytest.param(InNestedDict, "it changes InNestedDict.kept in Python", marks=pytest.mark.slow),
         pytest.param(InSet, "it changes InSet.kept in Python", marks=pytest.mark.slow),
         (InArray, "InArray.kept"),
@@ -258,7 +259,7 @@ class SmoothFromZero(Smooth):
 def test_what_a_loss_leaves_for_its_algorithm_is_that_of_the_update(
     cls: type, recorded: list[Any], warned: Callable[[], list[str]]
 ) -> None:
-    algos = [learner(dqn, *CARTPOLE, model={"hidden": (8,)}, replay_ratio=2.0, n_steps=96) for _ in range(2)]
+    algos = [learner(dqn, *CARTPOLE, model={"hidden": (8,)}, replay_ratio=2.0, n_steps=96, **PLAIN) for _ in range(2)]
     for algo in algos:
         algo.__class__ = cls
     line = warning_of_equal_runs(*algos, batches("dqn"), warned)

@@ -175,12 +175,11 @@ def rows() -> Transitions:
 @pytest.mark.parametrize(
     ("module", "value"),
     [
-        (ddpg, "categorical"),
         (td3, "quantile"),
         (sac, "categorical"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((ddpg, "quantile"), (td3, "categorical"), (sac, "quantile"))
+            for each in ((ddpg, "categorical"), (ddpg, "quantile"), (td3, "categorical"), (sac, "quantile"))
         ),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__.rpartition(".")[2],

@@ -240,8 +240,8 @@ PENDULUM = "env=Pendulum-v1 env.max_episode_steps=20"
     [
         "algo=a2c env=CartPole-v1 algo.explore=none",
         f"algo=a2c {PENDULUM} algo.explore=gsde",
-        f"algo=sac {PENDULUM} algo.explore=gsde algo.learning_starts=100",
-        f"algo=sac {PENDULUM} algo.explore=sample_hold algo.learning_starts=100",
+        f"algo=sac {PENDULUM} algo.explore=gsde algo.random_steps=100 algo.learning_starts=500",
+        f"algo=sac {PENDULUM} algo.explore=sample_hold algo.random_steps=100 algo.learning_starts=500",
     ],
 )
 def test_probabilities_of_actions_that_were_not_drawn_by_them_are_not_recorded(tmp_path: Path, words: str) -> None:

@@ -13,7 +13,7 @@ from tests.runners.resumed import assert_resumed_exactly, log, words
 pytest.importorskip("minatar")
 
 GAMES = {"Breakout": (4, 3), "Freeway": (7, 3), "Asterix": (4, 5), "SpaceInvaders": (6, 4), "Seaquest": (10, 6)}
-SMALL = "model.image_hidden=[8] eval.n_envs=1 eval.n_episodes=1 runner.log_interval_steps=80 runner.n_steps=240"
+SMALL = "model.image_hidden=[8] eval.n_envs=1 eval.n_episodes=1 runner.log_interval_steps=80 runner.n_steps=160"
 PQN = f"experiment=minatar/pqn_breakout {SMALL} algo.minibatches=2 sampler.batch_T=16 sampler.batch_B=4"
 DQN = f"algo=dqn env=MinAtar/Asterix-v1 {SMALL} model.channels=[4] algo.learning_starts=20 algo.replay.size=300"
 DQN += " algo.batch_size=8 sampler.batch_T=4 sampler.batch_B=2"

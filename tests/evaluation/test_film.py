@@ -27,7 +27,7 @@ pytest.importorskip("imageio_ffmpeg")
 pytest.importorskip("pygame")
 Image = pytest.importorskip("PIL.Image")
 
-CARTPOLE = EnvConfig("CartPole-v1")
+CARTPOLE = EnvConfig("CartPole-v1", {"max_episode_steps": 12})
 CONFIG = EvalConfig(n_envs=2, n_episodes=3, explore=True, video_every=2)
 
 
@@ -52,25 +52,16 @@ def films(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_metrics_are_those_without_films(tmp_path: Path) -> None:
-    agent = cartpole_agent()
+def test_metrics_are_those_without_films_and_the_first_and_every_second_after_it_is_filmed(tmp_path: Path) -> None:
+    agent, folder = cartpole_agent(), tmp_path / "videos"
     with (
         closing(Evaluator(CARTPOLE, agent, chz.replace(CONFIG, video_every=0), 5)) as plain,
         closing(filming(CARTPOLE, agent)) as filmed,
     ):
-        filmed.film_in(str(tmp_path))
-        for number in (0, 100, 200):
-            assert filmed.evaluate(number) == plain.evaluate(number)
-    assert len(films(tmp_path)) == 4
-
-
-def test_the_first_and_every_second_evaluation_after_it_is_filmed(tmp_path: Path) -> None:
-    folder = tmp_path / "videos"
-    with into(folder) as evaluator:
+        filmed.film_in(str(folder))
         for number in (0, 1000, 2_000_000):
-            evaluator.evaluate(number)
-    names = [f"step_{step:012d}.{kind}" for step in (0, 2_000_000) for kind in ("gif", "mp4")]
-    assert films(folder) == names
+            assert filmed.evaluate(number) == plain.evaluate(number)
+    assert films(folder) == [f"step_{step:012d}.{kind}" for step in (0, 2_000_000) for kind in ("gif", "mp4")]
 
 
 def test_a_film_is_a_whole_episode_with_a_picture_for_each_step(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ ENDS = {
     "runner.n_steps=120": "completed: env_steps",
     "runner.target_return=1": "completed: is at least runner.target_return=1",
     "stop=eval/since_best>=1": "completed: holds",
-    "runner.n_steps=1_000_000 runner.max_time_s=2": "out_of_time: the time is over",
+    "runner.n_steps=1_000_000 runner.max_time_s=1": "out_of_time: the time is over",
     "callbacks=[tests.runners.own_callbacks:Stopper]": "stopped: by a callback",
 }
 

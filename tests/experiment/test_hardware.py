@@ -19,6 +19,7 @@ from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.samplers import auto, cpu, gpu, serial
+from rlframe.system.service import Supervision
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
 
@@ -47,7 +48,8 @@ def metrics(run: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not k.startswith(OTHERS)} for row in rows]
 
 
-def test_the_default_sampler_is_chosen_by_timing_with_its_reason() -> None:
+def test_the_default_sampler_is_chosen_by_timing_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "Supervision", Supervision)  # spawned, as for users
     asked = experiment()
     assert isinstance(asked.sampler, auto.Config)
     resolved = hardware.resolve(asked)

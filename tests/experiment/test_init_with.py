@@ -29,7 +29,7 @@ KEYS: dict[str, Any] = {
     "threads": 1,
     "affinity": "none",
 }
-TD3: dict[str, Any] = {"algo.learning_starts": 0, "algo.batch_size": 4, "algo.replay_ratio": 4, "algo.replay.size": 500}
+TD3: dict[str, Any] = {"algo.learning_starts": 0, "algo.batch_size": 4, "algo.replay_ratio": 1, "algo.replay.size": 500}
 
 
 @pytest.fixture(scope="module")

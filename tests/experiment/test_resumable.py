@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {
     "model": {"hidden": (8, 8)},
     "algo.learning_starts": 16,
     "algo.batch_size": 4,
-    "algo.replay_ratio": 4,
+    "algo.replay_ratio": 1,
     "algo.learn_temperature": False,
     "algo.temperature": 0.1,
     "eval.n_episodes": 0,

@@ -94,11 +94,14 @@ def test_a_run_that_ends_early_leaves_the_others_to_end(tmp_path: Path) -> None:
 
 
 def test_a_stack_is_trained_longer_from_where_each_run_ended(tmp_path: Path) -> None:
-    words = {**PPO, **SHORT, "runner.n_steps": "32", "runner.log_interval_steps": "32", "log_dir": str(tmp_path)}
-    run_stack(read_stack(words, ["0"]))
-    run_stack(read_stack({**words, "runner.n_steps": "64"}, ["0", "1"]))
+    short = {"runner.n_steps": "10", "runner.log_interval_steps": "10", "model.hidden": "[4]"}
+    words = {**A2C, **SHORT, **short, "log_dir": str(tmp_path)}
+    for seed in range(2):  # alone
+        rlframe.train(**words, seed=seed, run_ID=seed)
+    run_stack(read_stack({**words, "runner.n_steps": "20"}, ["0", "1"]))
     for seed in range(2):
-        assert float(read_csv(tmp_path / f"run_{seed}/progress.csv")[1][-1]["env_steps"]) >= 64
+        rows = read_csv(tmp_path / f"run_{seed}/progress.csv")[1]
+        assert [row["env_steps"] for row in rows] == ["0", "10", "20"]
 
 
 @pytest.mark.slow

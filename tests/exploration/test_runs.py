@@ -72,7 +72,7 @@ def test_workers_explore_as_one_process_does(case: str) -> None:
 
 
 SMALL = (
-    "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240 "
+    "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=160 "
     "sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300 algo.batch_size=8 "
     "algo.replay_ratio=1"
 )

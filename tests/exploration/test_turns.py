@@ -11,7 +11,8 @@ from gymnasium import spaces
 import rlframe
 
 AECEnv = pytest.importorskip("pettingzoo").AECEnv
-N_ACTIONS, N_TURNS = 50, 400
+SLOW = pytest.mark.slow
+N_ACTIONS, N_TURNS = 50, 200
 PLAYED: list[int] = []  # by player 0
 
 
@@ -52,7 +53,7 @@ class Alternating(AECEnv):  # type: ignore[misc, valid-type]
         self.agent_selection = self.agents[self._n % len(self.agents)]
 
 
-@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=SLOW), 2, pytest.param(4, marks=SLOW)])
 def test_an_action_is_held_for_as_many_turns_of_its_agent_however_many_others_play(tmp_path: Path, n: int) -> None:
     PLAYED.clear()
     settings = {
@@ -63,8 +64,8 @@ def test_an_action_is_held_for_as_many_turns_of_its_agent_however_many_others_pl
         "explore.epsilon": 1.0,
         "explore.mu": 0.01,
         "explore.longest": 10,
-        "runner.n_steps": 2000 * n,
-        "algo.learning_starts": 1900 * n,
+        "runner.n_steps": 1000 * n,
+        "algo.learning_starts": 900 * n,
         "algo.replay_ratio": 1,
         "algo.batch_size": 8,
         "model.hidden": [8],

@@ -96,6 +96,6 @@ def test_sequences_equal_the_history(kind: str, config: dict[str, Any], T: int, 
         for _ in range(70 // T):
             replay.append(history.batch(T))
             if replay.n_choices:
-                drawn = replay.sample(8, beta=0.5)
+                drawn = replay.sample(4, beta=0.5)
                 check_sequences(drawn, history, offset, length, T, True)
-                replay.update_priorities(drawn.index, np.ones(8))
+                replay.update_priorities(drawn.index, np.ones(4))

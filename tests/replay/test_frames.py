@@ -154,8 +154,14 @@ def test_both_stacks_of_a_transition_share_their_frames() -> None:
     assert one.untyped_storage().nbytes() == 4 * 4 * 16  # of each transition four frames of 4x4
 
 
-@COMPRESS
-@pytest.mark.parametrize("game", ["ale", "wrapped, reset", "wrapped, zero"])
+@pytest.mark.parametrize(
+    ("game", "compress"),
+    [
+        pytest.param("ale", False, marks=pytest.mark.slow),  # as compressed, and as the wrapped one
+        ("ale", True),
+        *((f"wrapped, {padding}", compress) for padding in ("reset", "zero") for compress in (False, True)),
+    ],
+)
 def test_stacks_of_a_game_are_rebuilt(game: str, compress: bool) -> None:
     T, B = 20, 2
     if game == "ale":

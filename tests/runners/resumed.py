@@ -52,10 +52,10 @@ def stop_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.Monk
 
 
 def assert_resumed_exactly(case: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Compare a run with one that is stopped after 130 env_steps and resumed; the directory of the whole one."""
+    """Compare a run with one that is stopped after 90 env_steps and resumed; the directory of the whole one."""
     whole, parts = directory / "whole", directory / "parts"
     assert launch.main(words(case, whole)) == 0
-    stopped_at(130, case, parts, monkeypatch)
+    stopped_at(90, case, parts, monkeypatch)
     assert_runs_equal(whole / "run_0", parts / "run_0")
     return whole / "run_0"
 

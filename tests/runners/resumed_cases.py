@@ -1,11 +1,11 @@
 """Runs whose exact resume is tested: a command line for each kind of state that a run has."""
 
-SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
+SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=160"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
 PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
 PQN = "algo=pqn algo.epochs=2 algo.minibatches=2"
 REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300"
-SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
+SHORT = REPLAY.replace("batch_B=2", "batch_B=1")
 RAINBOW = (
     "algo.double=true algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )

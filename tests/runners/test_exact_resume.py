@@ -58,7 +58,7 @@ def test_workers_are_resumed_exactly_and_by_another_sampler_too(
     case = f"{PPO} {WALK} model.memory=gru {ON_POLICY}"
     assert launch.main(words(case, tmp_path / "whole")) == 0
     with_workers = f"{case.replace('sampler=serial', f'sampler={sampler}')} sampler.n_workers=2 eval.n_workers=0"
-    stopped_at(130, with_workers, tmp_path / "parts", monkeypatch)
+    stopped_at(90, with_workers, tmp_path / "parts", monkeypatch)
     whole, parts = (log(tmp_path / name / "run_0") for name in ("whole", "parts"))
     assert {row.pop("sampler/restarts") for row in parts} == {"0"}
     assert whole == parts
@@ -80,9 +80,10 @@ def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["ppo", "ppo_moded", "ppo_kl_penalty", "dqn", "ddpg"])
 def test_two_ranks_are_resumed_exactly(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch_ranks = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2") + " world_size=2 runner=sync_rl"
+    of_each = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2").replace("eval.n_envs=1", "eval.n_envs=2")
+    launch_ranks = f"{of_each} world_size=2 runner=sync_rl"
     assert launch.main(words(launch_ranks, tmp_path / "whole")) == 0
-    stopped_at(130, launch_ranks, tmp_path / "parts", monkeypatch)
+    stopped_at(90, launch_ranks, tmp_path / "parts", monkeypatch)
     for rank in (0, 1):
         assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0", rank)
 
@@ -90,7 +91,7 @@ def test_two_ranks_are_resumed_exactly(case: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_another_evaluation_changes_nothing_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
-    stopped_at(130, CASES["ppo"], tmp_path / "parts", monkeypatch, "eval.n_envs=3", "eval.n_episodes=5")
+    stopped_at(90, CASES["ppo"], tmp_path / "parts", monkeypatch, "eval.n_envs=3", "eval.n_episodes=5")
     one, other = (last_state(tmp_path / name / "run_0") for name in ("whole", "parts"))
     assert sum(count_equal(one[part], other[part], part) for part in ("agent", "algo", "sampler")) > 5
 
@@ -149,13 +150,13 @@ def test_a_run_that_goes_on_while_it_is_read_is_not_set_back(
 
 def test_the_log_names_episodes_that_cannot_be_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = f"{PPO} {UNREPEATABLE} {ON_POLICY}"
-    assert launch.main(words(case.replace("n_steps=240", "n_steps=100"), tmp_path)) == 0
+    assert launch.main(words(case.replace("n_steps=160", "n_steps=100"), tmp_path)) == 0
     assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=200"]) == 0
     assert "4 of 4 running episodes start anew" in capfd.readouterr().out
 
 
 def test_async_rl_logs_that_its_episodes_start_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl".replace("n_steps=240", "n_steps=100")
+    case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl".replace("n_steps=160", "n_steps=100")
     assert launch.main([*case.split(), *ANYWHERE, f"log_dir={tmp_path}"]) == 0
     assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=150"]) == 0
     assert "2 of 2 running episodes start anew (its sampler collects ahead" in capfd.readouterr().out

@@ -110,7 +110,7 @@ def test_a_run_keeps_past_weights_as_they_were_when_it_goes_on(tmp_path: Path) -
     """The state of a longer run has the same first snapshots, bit for bit, and a learner that has changed since."""
     states = []
     for n_steps in (120, 240):
-        case = CASE.replace("runner.n_steps=240", f"runner.n_steps={n_steps}")
+        case = CASE.replace("runner.n_steps=160", f"runner.n_steps={n_steps}")
         assert launch.main(words(case.replace("size=3", "size=9"), tmp_path / str(n_steps))) == 0
         states.append(load_snapshot(resolve_snapshot(tmp_path / str(n_steps) / "run_0"))[0])
     short, long = (state["callbacks"][0]["state"]["past"] for state in states)
@@ -182,7 +182,8 @@ def rarely_blue(agent: str, episode: int) -> str:
 @pytest.mark.parametrize("algo", ["ppo algo.epochs=2 algo.minibatches=2", "dqn algo.batch_size=4"])
 def test_a_policy_survives_batches_in_which_it_has_no_row(algo: str, tmp_path: Path) -> None:
     blue = " ".join(f"agents.policies.blue.{word}" for word in f"algo={algo}".split())
-    policies = f"agents.policies.red.algo=ppo {blue} agents.map=tests.runners.test_league:rarely_blue"
+    red = "agents.policies.red.algo=ppo agents.policies.red.algo.epochs=1 agents.policies.red.algo.minibatches=1"
+    policies = f"{red} {blue} agents.map=tests.runners.test_league:rarely_blue"
     case = f"{PPO} {ROUNDS} {ON_POLICY} {policies}".replace("batch_T=16", "batch_T=8").replace("batch_B=4", "batch_B=1")
     if algo.startswith("dqn"):
         case += " agents.policies.blue.algo.learning_starts=4 agents.policies.blue.algo.replay.size=100"

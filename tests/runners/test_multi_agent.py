@@ -29,7 +29,7 @@ IN_TURN = f"env=tests.agents_envs:Turns algo=ppo algo.epochs=2 algo.minibatches=
 def test_a_resumed_run_of_agents_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_resumed_exactly(f"{case} runner.n_steps=240 runner.log_interval_steps=80", tmp_path, monkeypatch)
+    assert_resumed_exactly(f"{case} runner.n_steps=160 runner.log_interval_steps=80", tmp_path, monkeypatch)
 
 
 class StopAt(Callback):
@@ -46,7 +46,7 @@ def test_a_stop_amid_updates_loses_the_batch_of_no_policy(tmp_path: Path, monkey
     game = "env=rlframe.envs.debug_agents:TwoStepGame agents.map.agent_0=red agents.map.agent_1=blue algo=ppo"
     blue = ["algo=dqn", "algo.batch_size=4", "algo.replay_ratio=16", "algo.learning_starts=8", "algo.replay.size=100"]
     words = [*game.split(), "algo.epochs=1", "algo.minibatches=1", *(f"agents.policies.blue.{word}" for word in blue)]
-    words += ["runner=minibatch_rl", "runner.n_steps=64", *SIZES.replace("batch_B=2", "batch_B=1").split()[:-2]]
+    words += ["runner=minibatch_rl", "runner.n_steps=32", *SIZES.replace("batch_B=2", "batch_B=1").split()[:-2]]
     settings = dict(word.split("=", 1) for word in words)
 
     def updates_of(run: Any) -> dict[str, int]:

@@ -30,7 +30,7 @@ from tests.runners.resumed import assert_resumed_exactly, words
 RUN = (
     "algo=dqn env=CartPole-v1 sampler=serial sampler.batch_T=4 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 "
     "algo.learning_starts=40 algo.batch_size=8 algo.replay_ratio=2 algo.replay.size=400 "
-    "runner.n_steps=240 runner.log_interval_steps=80"
+    "runner.n_steps=160 runner.log_interval_steps=80"
 )
 
 

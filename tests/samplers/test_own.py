@@ -18,7 +18,7 @@ from tests.runners.resumed import assert_resumed_exactly, log, words
 RUN = (
     "algo=ppo sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] algo.minibatches=2 algo.epochs=2 eval.n_episodes=1 "
     "eval.n_envs=1 "
-    "runner.n_steps=240 runner.log_interval_steps=80"
+    "runner.n_steps=160 runner.log_interval_steps=80"
 )
 
 
@@ -42,7 +42,7 @@ def test_a_sampler_of_your_own_is_named_by_key_and_resumed_exactly(
 @pytest.mark.slow
 def test_it_gives_what_a_sampler_of_rlframe_gives(mine: str, tmp_path: Path) -> None:
     options = "algo.learning_rate=1e-2 runner.n_steps=3_000 runner.log_interval_steps=1_000"
-    case = RUN.replace("runner.n_steps=240 runner.log_interval_steps=80", options)
+    case = RUN.replace("runner.n_steps=160 runner.log_interval_steps=80", options)
     rows = {}
     for name, given in {"own": mine, "serial": mine.replace(mine.split()[0], "sampler=serial")}.items():
         assert launch.main(words(f"{case} {given}", tmp_path / name)) == 0

@@ -100,9 +100,14 @@ class Pictures(gymnasium.Env):
         return {"one": one, "two": two + np.uint8(60 * action)}
 
 
-@pytest.mark.parametrize("how", ["cpu2", "alternating2"])
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.same_bits(kind)) for kind in ("transformer", "images")]
+    ("kind", "how"),
+    [
+        pytest.param("transformer", "cpu2", marks=pytest.mark.same_bits("transformer")),
+        pytest.param("transformer", "alternating2", marks=pytest.mark.same_bits("transformer")),
+        pytest.param("images", "cpu2", marks=[pytest.mark.same_bits("images"), pytest.mark.slow]),  # as the transformer
+        pytest.param("images", "alternating2", marks=pytest.mark.same_bits("images")),
+    ],
 )
 def test_agents_that_act_in_torch_give_the_batches_of_the_serial_sampler(kind: str, how: str) -> None:
     env: Any = Pictures if kind == "images" else "Pendulum-v1"

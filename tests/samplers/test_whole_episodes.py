@@ -83,7 +83,7 @@ def test_policy_gradients_learn_from_whole_episodes_and_are_resumed(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = f"algo={algo} env=CartPole-v1 env.max_episode_steps=20 sampler=serial sampler.complete_episodes=true"
-    case += " sampler.batch_T=30 sampler.batch_B=2 model.hidden=[8] runner.n_steps=240 runner.log_interval_steps=80"
+    case += " sampler.batch_T=30 sampler.batch_B=2 model.hidden=[8] runner.n_steps=160 runner.log_interval_steps=80"
     case += " eval.n_episodes=1" + " algo.minibatches=4 algo.epochs=2" * (algo == "ppo")
     run = assert_resumed_exactly(case, tmp_path, monkeypatch)
     assert float(read_csv(run / "progress.csv")[1][-1]["episode/length_mean"]) <= 20

@@ -157,7 +157,7 @@ def transitions(replay: ReplayBuffer[Any]) -> dict[Any, Any]:
     found = replay.sample(2500)
     parts = found.inputs, found.action, found.return_, found.bootstrap, found.next_inputs.observation
     rows = {}
-    for i in range(2500):
+    for i in np.unique(found.index, return_index=True)[1]:  # each once
         key = np.concatenate([x[i].numpy().ravel() for x in leaves(found.inputs.observation)]).tobytes()
         known = float(found.bootstrap[i]) > 0  # else the next row may be any
         rows[key] = [x[i].tolist() for x in leaves(parts if known else parts[:-1])]

@@ -98,7 +98,7 @@ class Study:
         return [load_snapshot(run.directory)[0]["place"].tolist() for run in self.runs]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_population_finds_the_schedule_without_which_its_score_stays_low(seed: int, tmp_path: Path) -> None:
     study = Study(tmp_path / "study", plan_of(8, 100 * seed, 2_000))
     said = study.finish()

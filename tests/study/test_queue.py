@@ -190,7 +190,7 @@ def test_a_study_leaves_no_open_descriptors_or_processes(tmp_path: Path) -> None
 
     assert study(tmp_path / "one", "none", n_seeds=2) == 0
     before, others = open_descriptors(), psutil.Process().children()  # those of tests before this one
-    assert study(tmp_path / "two", "none", "raise", n_seeds=4) == 1
+    assert study(tmp_path / "two", "none", "raise", n_seeds=2) == 1
     assert open_descriptors() - before == set()
     assert [child for child in psutil.Process().children() if child not in others] == []
 
