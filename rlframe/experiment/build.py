@@ -33,7 +33,7 @@ from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.agents import check_joint
 from rlframe.experiment.compilation import ALONE, Placing, choose_compile
-from rlframe.experiment.config import Experiment
+from rlframe.experiment.config import Experiment, kind_of
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
@@ -182,6 +182,8 @@ def make_learners(
 def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm], policy: str = "") -> Algorithm:
     """The algorithm that `make` makes of n_steps and seed."""
     algo = make(experiment.runner.n_steps, experiment.seed)
+    if algo is None:
+        raise ConfigError(f"make_algorithm of algo={kind_of('algo', experiment.algo)} gives None; return an Algorithm")
     warn_if_unused(algo, type(experiment.algo).__module__)
     if experiment.init and experiment.init_with != "agent":
         saved = saved_algorithm(experiment.init, policy)
@@ -332,6 +334,8 @@ def make_agent(
         agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if agent is None:
+        raise ConfigError(f"make_agent of algo={kind_of('algo', experiment.algo)} gives None; return an Agent")
     has_norm = any("norms." in name for name, _ in agent.named_parameters())
     if model.norm != "none" and not has_norm and not has_own(getattr(agent, "model", agent)):
         raise ConfigError(

@@ -117,15 +117,19 @@ def load_init(agent: Agent, init: str, policy: str, config: Callable[[], Mapping
     try:
         load_weights(agent, of_exploration(saved, False) | of_exploration(own, True), source)
     except ConfigError as error:
-        other = _other_settings(init, config())
+        other = _other_settings(init, policy, config())
         raise ConfigError(f"{shortened(str(error), 150) if other else error}{other}") from None
 
 
-def _other_settings(init: str, config: Mapping[str, Any]) -> str:
+def _other_settings(init: str, policy: str, config: Mapping[str, Any]) -> str:
     """What the run of `init` was made with, of its environment, algorithm and network, that a config has not."""
     with suppress(ConfigError, KeyError, AttributeError):
-        snapshot = resolve_snapshot(Path(located(init, init)[0]))
-        theirs = read_json(params_of(snapshot))["config"]
+        path, named = located(init, init)
+        theirs, own = (
+            read_json(params_of(resolve_snapshot(Path(path))))["config"],
+            f"agents.policies.{named or policy}.",
+        )
+        theirs |= {key.removeprefix(own): value for key, value in theirs.items() if key.startswith(own)}
         keys = [key for key in theirs if key in ("env", "algo") or key.startswith("model.")]
         other = [f"{key}={as_typed(theirs[key])}" for key in keys if key in config and theirs[key] != config[key]]
         return f"; its run has {', '.join(other)}" if other else ""

@@ -42,11 +42,20 @@ def with_modes(network: Module) -> Module:
     algorithm may call them one by one. rlframe's networks need no mode.
     """
     if is_own(network) and not _has_hook(network):
+        _check_observe(network)
         _warn_of_unregistered(network)
         for part in network.eval().modules():
             if part is network or _follows_alone(part):
                 part.register_forward_pre_hook(_follow_gradient)
     return network
+
+
+def _check_observe(network: nn.Module) -> None:
+    if hasattr(network, "observe") and not isinstance(network, Model):
+        raise ConfigError(
+            f"{type(network).__name__}.observe is called only of a PolicyModel; move running statistics in forward, "
+            f"if self.training, as batch normalisation does"
+        )
 
 
 def _warn_of_unregistered(network: nn.Module) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlframe.core.errors import warn_once
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Array
 from rlframe.replay.arrays import StorageMemory, spans, write_rows
@@ -227,6 +228,7 @@ class Uniform(Selector):
 
     def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         check_priority(priority)
+        warn_once("priorities change nothing, as this replay draws uniformly; make it with alpha above 0")
 
 
 class Prioritized(Selector):

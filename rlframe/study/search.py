@@ -254,7 +254,8 @@ class Search(MoreRuns):
 
     def _tell(self, setting: str, trial: Any) -> None:
         values, states = np.array(list(self._scores[setting].values())), self._optuna.trial.TrialState
-        if setting in self._reasons:
+        has_all = np.isfinite(values).all() and self.plan.pruner != "wilcoxon"  # each ended before it was stopped
+        if setting in self._reasons and not has_all:
             self._study.tell(trial, state=states.PRUNED)
         elif np.isfinite(values).all():
             self._study.tell(trial, float(iqm([values])))

@@ -37,6 +37,8 @@ MISTAKES = {  # what stands in the file, what is written for it, and what is sai
         "",
         "AWAC.update returned NoneType; return metrics by name, {} for none",
     ),
+    "no agent": ("return make_policy", "make_policy", "make_agent of algo= ... gives None; return an Agent"),
+    "no algorithm": ("return AWAC(", "AWAC(", "make_algorithm of algo= ... gives None; return an Algorithm"),
     "undecorated": ("@chz.chz\n", "", "is not decorated, so its fields are no keys; write @chz.chz above the class"),
     "no such key": (
         '"critic_learning_rate")',

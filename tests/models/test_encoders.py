@@ -339,3 +339,23 @@ def test_a_board_is_seen_by_convolutions_only_if_kernels_say_so() -> None:
     assert [tuple(x.shape) for x in dueling.advantage.parameters() if x.dim() == 2] == [(3, 30), (2, 3)]
     with pytest.raises(ConfigError, match="needs images"):
         make_encoder(board, ModelConfig(encoder="nature"))
+
+
+class Observing(nn.Module):
+    """An encoder that waits for a call which only whole models get."""
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.layer(observation)
+
+    def observe(self, observation: Tensor) -> None:
+        raise AssertionError("called")
+
+
+def test_observe_of_an_encoder_is_refused_as_it_would_never_be_called() -> None:
+    config = ModelConfig(encoder=f"{__name__}:Observing")
+    with pytest.raises(ConfigError, match=r"Observing\.observe is called only of a PolicyModel; .*if self\.training"):
+        make_encoder(spaces.Box(-1, 1, (3,)), config)

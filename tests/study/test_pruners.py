@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rlframe.study.plan import PlannedRun
+from rlframe.study.queue import Queue
 from rlframe.study.record import DONE, PRUNED, Status
 from tests.study.test_search import plan_of, search_in, write_log
 
@@ -23,6 +25,27 @@ def test_a_trial_that_was_pruned_before_a_stop_stays_pruned(tmp_path: Path) -> N
     assert search.reason_to_stop(other) == "pruned by median"
     search.finished(other, Status(PRUNED))
     assert not search._trials
+
+
+def test_a_trial_that_had_trained_to_its_end_when_it_was_to_stop_keeps_its_score(tmp_path: Path) -> None:
+    ended: list[tuple[str, str]] = []
+    own, stopped = {"ended": "completed"}, SimpleNamespace(pruned="pruned by asha", interrupted=True, kill_reason="")
+    stopped.seconds, stopped.result_of, stopped.own_result = lambda: 1.0, lambda run: (-2, "SIGINT"), lambda run: own
+    queue = SimpleNamespace(_status=lambda run: Status(), _finish=lambda run, *end: ended.append(end))
+    queue._out_of_time = lambda process, run: False
+    for result in ("completed", "interrupted"):
+        own["ended"] = result
+        Queue._finish_of(queue, stopped, None)  # type: ignore[arg-type]
+    assert ended == [(DONE, ""), (PRUNED, "pruned by asha")]
+
+    search = search_in(tmp_path, replace(plan_of(n_runs="30", pruner="median"), interval_steps=100))
+    for score in (*(5.0,) * 6, 1.0):
+        (run,) = search.more()
+        write_log(run, [score] * 4, every=100)
+        told = search.reason_to_stop(run)
+        search.finished(run, Status(DONE))
+    assert told.startswith("pruned after")
+    assert [trial.values for trial in search._study.get_trials()[-2:]] == [[5.0], [1.0]]
 
 
 def test_trials_are_compared_at_equal_env_steps_however_many_rows_their_logs_have(tmp_path: Path) -> None:
