@@ -125,10 +125,8 @@ def _other_settings(init: str, policy: str, config: Mapping[str, Any]) -> str:
     """What the run of `init` was made with, of its environment, algorithm and network, that a config has not."""
     with suppress(ConfigError, KeyError, AttributeError):
         path, named = located(init, init)
-        theirs, own = (
-            read_json(params_of(resolve_snapshot(Path(path))))["config"],
-            f"agents.policies.{named or policy}.",
-        )
+        theirs = read_json(params_of(resolve_snapshot(Path(path))))["config"]
+        own = f"agents.policies.{named or policy}."
         theirs |= {key.removeprefix(own): value for key, value in theirs.items() if key.startswith(own)}
         keys = [key for key in theirs if key in ("env", "algo") or key.startswith("model.")]
         other = [f"{key}={as_typed(theirs[key])}" for key in keys if key in config and theirs[key] != config[key]]
