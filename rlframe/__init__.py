@@ -166,14 +166,12 @@ def _read(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) 
 
 def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Flat keys, with names in the place of objects."""
-    from rlframe.core.command_line import with_home  # imports are in functions: rlframe alone loads no torch
-    from rlframe.core.parts import dotted
+    from rlframe.core.parts import python_keys  # imports are in functions: rlframe alone loads no torch
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
     given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
-    there = ((key, value) for key, value in [*given, *settings.items()] if value is not None)
-    keys = dotted((key, with_home(value)) for key, value in there)
+    keys = python_keys([*given, *settings.items()])
     limit_threads(competing_work(keys))
     with gc_paused():
         import rlframe.experiment.train  # noqa: F401  # with all that it loads
@@ -199,8 +197,8 @@ def load_policy(
         ConfigError: the run needs trust, or it has no policy of this name.
         SnapshotError: it has no snapshot.
     """
-    from rlframe.core.parts import dotted
+    from rlframe.core.parts import python_keys
     from rlframe.deploy.load import load_policy as load
     from rlframe.experiment.objects import named
 
-    return load(path, device, trust, named(dotted(settings.items())), policy, snapshot)
+    return load(path, device, trust, named(python_keys(settings.items())), policy, snapshot)

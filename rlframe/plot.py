@@ -148,13 +148,14 @@ def draw_search(data: SearchData, options: PlotOptions) -> None:
     save_figure(figure, options.out)
 
 
-def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/return_mean", **options: Any) -> Path:
+def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean", **options: Any) -> Path:
     """Draw the learning curves of runs into a file, from a script or notebook; returns its path.
 
         plot_runs(["data/ppo", "data/dqn"], out="curves.png")  # directories: of a run, of its seeds, of a study
         plot_runs([run.metrics, frame], ["here", "there"])  # columns by name: rlframe.build's run, or a pandas frame
         plot_runs(["data/search"])  # a search by itself: its history, importance and slices
         plot_runs([[one.metrics, two.metrics]], ["two seeds"])
+        plot_runs("data/ppo")  # one needs no list
 
     Args:
         options: those of the command (`USAGE`), but for DIR: out, x, smooth, center, bound, title.

@@ -8,7 +8,6 @@ whole session: garbage collection passes them over.
 
 import functools
 import gc
-import logging
 import multiprocessing
 import os
 import shutil
@@ -64,9 +63,6 @@ multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules,
 
 
 def pytest_collection_finish() -> None:
-    for logger in logging.root.manager.loggerDict.values():  # pytest's own handlers are added to each that does not
-        if isinstance(logger, logging.Logger) and logger.name.startswith("torch."):
-            logger.propagate = True
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()

@@ -198,7 +198,7 @@ class DQN(QLearning):
         found = self.learn(batch)
         if c.prioritized:
             self.replay.update_priorities(batch.index, priorities(found["error"]))
-        self.count_update(self.target, self.agent.model)
+        self.finish_update(self.target, self.agent.model)
         metrics = {name: x for name, x in found.items() if name != "error"}
         return {**metrics, "learning_rate": self.optimizer.rate}
 

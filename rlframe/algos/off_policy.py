@@ -261,8 +261,8 @@ class QLearning(OffPolicy):
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers, for example
         self.target_tau = self.schedules.of("target_tau")
 
-    def count_update(self, target: nn.Module, online: nn.Module) -> None:
-        """Count an update that was made, and move the target if it is its turn."""
+    def finish_update(self, target: nn.Module, online: nn.Module) -> None:
+        """What follows a step of the optimizer: it is counted, and the target moves if it is its turn."""
         moves = self.moves.turn(self.config.target_interval)
         self.progress.updates += 1
         if moves:

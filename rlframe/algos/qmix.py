@@ -177,7 +177,7 @@ class QMIX(QLearning):
     def update(self) -> UpdateMetrics:
         self.resample()
         metrics = self.learn(self.replay.sample(self.config.batch_size))
-        self.count_update(self.targets, self.networks)
+        self.finish_update(self.targets, self.networks)
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:

@@ -174,7 +174,7 @@ class R2D1(QLearning):
         metrics, priority = self.learn(batch)
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
-        self.count_update(self.target, self.agent.model)
+        self.finish_update(self.target, self.agent.model)
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:

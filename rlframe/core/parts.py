@@ -21,6 +21,7 @@ from chz.factories import MetaFactory, MetaFromString
 from chz.mungers import Munger
 from chz.tiepin import CastError
 
+from rlframe.core.command_line import with_home
 from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.imports import imported
@@ -271,6 +272,11 @@ def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise ConfigError(f"{min(twice)} is given twice; leave one of them out")
         flat |= below
     return flat
+
+
+def python_keys(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """`dotted` settings of a script: None is one that is not given, and ~/ the home directory."""
+    return dotted((key, with_home(value)) for key, value in settings if value is not None)
 
 
 def _key_in(group: str, name: str) -> str:

@@ -178,12 +178,11 @@ class Queue:
         status = self._status(run)
         status.seconds = round(status.seconds + process.seconds(), 3)
         status.exit_status, reason = process.result_of(run)
-        if process.pruned and reason and process.own_result(run).get("ended") != "completed":
-            self._finish(run, PRUNED, process.pruned)
+        if process.pruned and reason:
+            has_ended = process.own_result(run).get("ended") == "completed"  # when it was to be stopped
+            self._finish(run, *((DONE, "") if has_ended else (PRUNED, process.pruned)))
             return
         interrupted = process.interrupted and not process.kill_reason
-        if process.pruned:  # it had trained to its end when it was stopped
-            reason = ""
         if not reason and self._out_of_time(process, run):
             interrupted, reason = True, "its time limit is reached; the same command continues it"
         self._finish(run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)

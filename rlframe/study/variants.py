@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.command_line import with_home
 from rlframe.core.errors import ConfigError
-from rlframe.core.parts import dotted
+from rlframe.core.parts import python_keys
 from rlframe.experiment.job import check_words
 from rlframe.record.context import dated
 from rlframe.study.objects import StudyObjects
@@ -58,8 +57,8 @@ def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search:
 
 
 def _as_in_train(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as `rlframe.train` takes them: None is one that is not given, and ~/ the home directory."""
-    given = dotted((key, with_home(value)) for key, value in settings.items() if value is not None)
+    """Settings as `rlframe.train` takes them."""
+    given = python_keys(settings.items())
     if empty := [key for key, value in given.items() if value is None]:
         raise ConfigError(f"{empty[0]} has no value; leave it out for its default")
     return {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}
