@@ -26,11 +26,7 @@ from rlframe.replay import Replay, Transitions
 class ActorCriticConfig(OffPolicyConfig):
     """The keys of critics that DDPG, TD3 and SAC share; defaults are theirs."""
 
-    IDLE = (
-        OffPolicyConfig.IDLE
-        | idle_while("drop_atoms", target_from="least")
-        | idle_while("return_limit", normalize_return=False)
-    )
+    IDLE = idle_while("drop_atoms", target_from="least") | idle_while("return_limit", normalize_return=False)
 
     target_interval: int = count(1, "updates of the critics for each move of the targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)

@@ -20,7 +20,7 @@ from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.sac import Continuous, Discrete, Losses, Pair, SoftValue
-from rlframe.core.config import count, idle_while, option
+from rlframe.core.config import count, idle_while, in_state, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK, allowed
@@ -46,7 +46,8 @@ class Config(sac.Config):
 
     for_vectors = Defaults(ModelConfig(hidden=(256, 256, 256), activation="relu"), BatchSpec(T=1, B=1))
 
-    IDLE = sac.Config.IDLE | idle_while("target_gap", learn_conservative_weight=False)
+    IDLE = idle_while("target_gap", learn_conservative_weight=False)
+    IN_STATE = in_state("conservative_weight", learn_conservative_weight=True)
 
     learning_rate: Scheduled = scheduled(1e-4, "of the actor and the temperature")
     conservative_weight: Scheduled = scheduled(5.0, "alpha: weight of the gap; at first, if it is learned", above=True)

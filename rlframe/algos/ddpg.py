@@ -29,7 +29,7 @@ from rlframe.algos.off_policy import (
     reading_back,
     target_policy_smoothing,
 )
-from rlframe.algos.prioritized import check_priorities, initial_priority
+from rlframe.algos.prioritized import PRIORITIES, check_priorities, initial_priority
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
@@ -53,11 +53,8 @@ class Config(ActorCriticConfig):
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
-    IDLE = (
-        ActorCriticConfig.IDLE
-        | idle_while("target_noise_clip", target_noise=0)
-        | idle_while("alpha", "beta", prioritized=False)
-    )
+    IDLE = idle_while("target_noise_clip", target_noise=0) | idle_while("alpha", "beta", prioritized=False)
+    IN_STATE = PRIORITIES
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # those of TD3's authors for their DDPG, with an earlier start
         for_images.model,

@@ -33,7 +33,7 @@ from rlframe.algos.off_policy import (
     priorities,
     weighted_mean,
 )
-from rlframe.algos.prioritized import check_priorities, initial_priority
+from rlframe.algos.prioritized import PRIORITIES, check_priorities, initial_priority
 from rlframe.core.config import choice, count, fraction, idle_while, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -57,12 +57,12 @@ class Config(OffPolicyConfig):
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
     IDLE = (
-        OffPolicyConfig.IDLE
-        | idle_while("v_min", "v_max", value=("expected", "quantile", "implicit"))
+        idle_while("v_min", "v_max", value=("expected", "quantile", "implicit"))
         | idle_while("n_cosines", value=("expected", "categorical", "quantile"))
         | idle_while("alpha", "beta", prioritized=False)
         | idle_while("munchausen_temperature", "munchausen_clip", munchausen=0)
     )
+    IN_STATE = PRIORITIES
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=4, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(128, 128), activation="relu"),

@@ -6,9 +6,12 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import key_of, plain_value
+from rlframe.core.config import in_state, key_of, plain_value
 from rlframe.core.errors import ConfigError
 from rlframe.replay.select import MAX_PRIORITY
+
+# For IN_STATE: stored are p^α, and as many rows that wait for their priorities as batches without a row twice have
+PRIORITIES = in_state("alpha", prioritized=True) | in_state("batch_size", unique=True)
 
 
 def initial_priority(td: str) -> Any:

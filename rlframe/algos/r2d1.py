@@ -33,7 +33,7 @@ from rlframe.algos.off_policy import (
     replay_of,
     weighted_mean,
 )
-from rlframe.algos.prioritized import check_unique
+from rlframe.algos.prioritized import PRIORITIES, check_unique
 from rlframe.core.config import count, fraction, idle_while, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
@@ -58,6 +58,7 @@ class Config(FromReplayConfig):
     """Defaults are the paper's (table 2), where one machine has them."""
 
     IDLE = idle_while("alpha", "beta", "eta", prioritized=False)
+    IN_STATE = PRIORITIES
     for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(64,), activation="relu", memory="lstm"),

@@ -28,7 +28,7 @@ from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic,
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.targets import is_due, soft_update
-from rlframe.core.config import choice, count, fraction, idle_while, option
+from rlframe.core.config import choice, count, fraction, idle_while, in_state, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -53,11 +53,10 @@ from rlframe.updates.optimizer_step import make_optimizer_step
 class Config(ActorCriticConfig):
     """Those of the second paper (appendix D); for vectors the critics' rate is CleanRL's, and it starts earlier."""
 
-    IDLE = (
-        ActorCriticConfig.IDLE
-        | idle_while("target_entropy", "target_entropy_fraction", "temperature_loss", learn_temperature=False)
-        | idle_while("tau", "target_interval", "target_interval_steps", target_critics=False)
-    )
+    IDLE = idle_while(
+        "target_entropy", "target_entropy_fraction", "temperature_loss", learn_temperature=False
+    ) | idle_while("tau", "target_interval", "target_interval_steps", target_critics=False)
+    IN_STATE = in_state("temperature", learn_temperature=True)
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000})
 

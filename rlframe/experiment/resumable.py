@@ -7,10 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import chz
+
+from rlframe.core.config import fields_beside
 from rlframe.core.errors import ConfigError
-from rlframe.core.parts import Part, known_keys
+from rlframe.core.parts import fields_of, known_keys
 from rlframe.core.schedule import accepts_schedule
-from rlframe.experiment.agents import OF_POLICY, named_policies
+from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import is_same, long_key
 from rlframe.experiment.settings import from_flat, to_flat
@@ -21,15 +24,6 @@ _COUNTS = tuple(  # no sizes of the state
     f"algo.{name}"
     for name in ("epochs", "minibatches", "batch_size", "replay_ratio", "policy_interval", "target_interval")
 )
-_ALWAYS: dict[str, Any] = {}
-_IN_STATE = {  # keys that the state is made with, where the config has these settings
-    **dict.fromkeys(("algo.v_min", "algo.v_max", "algo.alpha", "algo.optimizer.momentum"), _ALWAYS),
-    **dict.fromkeys(("algo.explore.log_std", "algo.explore.epsilon_last", "algo.explore.std_last"), _ALWAYS),
-    "algo.temperature": {"algo.learn_temperature": True},
-    "algo.conservative_weight": {"algo.learn_conservative_weight": True},
-    "algo.explore.sigma": {"algo.explore": "parameter_noise"},
-    "algo.batch_size": {"algo.unique": True},
-}
 WHAT_CAN = f"numbers of {' and '.join(_GROUPS)} that the saved state does not depend on, such as algo.learning_rate, "
 WHAT_CAN += f"and {', '.join(_COUNTS)}; of each policy, if they have names (agents.policies.red.algo.learning_rate)"
 _ADJUSTABLE = (  # in a resumed run
@@ -78,9 +72,10 @@ def check_fits_state(run: str, config: Mapping[str, Any], given: Mapping[str, An
         config: of the run.    given: all keys of the new one, or those in the place of the other's.
     """
     own = {**config, **{key: value for key, value in given.items() if is_same(value, config.get(key))}}  # with objects
-    before, after = to_flat(from_flat(own)), to_flat(from_flat(own, given))
+    experiment = from_flat(own, given)
+    before, after = to_flat(from_flat(own)), to_flat(experiment)
     changed = [key for key in {**before, **after} if not is_same(after.get(key), before.get(key))]
-    wrong = [key for key in changed if is_fixed(key) and after.get(key) != "auto" and not can_change(key, after)]
+    wrong = [key for key in changed if is_fixed(key) and after.get(key) != "auto" and not can_change(key, experiment)]
     if wrong:
         raise ConfigError(
             f"{', '.join(wrong)} cannot change from the state of {run}, only {WHAT_CAN}; "
@@ -88,26 +83,27 @@ def check_fits_state(run: str, config: Mapping[str, Any], given: Mapping[str, An
         )
 
 
-def can_change(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether a run with this flat config can change a key at a snapshot; `key`: its full name.
+def can_change(key: str, experiment: Experiment) -> bool:
+    """Whether such a run can change a key at a snapshot; `key`: its full name.
 
     Where policies have names, their own keys are in the place of the run's.
     """
-    field = known_keys(Experiment, config).get(key)
-    if field is None or isinstance(field, Part | type):
+    *around, name = key.split(".")
+    config = _below(experiment, around)
+    field = fields_of(type(config)).get(name) if chz.is_chz(config) else None
+    if field is None or field.part or field.below or (experiment.agents.policies and key.startswith("algo.")):
         return False
-    of_policy, policies = OF_POLICY.fullmatch(key), named_policies(config)
-    if of_policy:
-        prefix, key = key.removesuffix(of_policy[2]), of_policy[2]
-        config = {name.removeprefix(prefix): x for name, x in config.items() if name.startswith(prefix)}
-    elif policies and key.startswith("algo."):
+    if name in fields_beside(config, "IN_STATE"):
         return False
-    is_number = accepts_schedule(field) or field.final_type is float
-    if key == "algo.discount" and "algo.replay" in config:  # of the returns in stored rows
-        return False
-    if key in _IN_STATE and all(config.get(name) == value for name, value in _IN_STATE[key].items()):
-        return False
+    key, is_number = without_policy(key), accepts_schedule(field.chz) or field.chz.final_type is float
     return key in _COUNTS or (is_number and key.startswith(_GROUPS))
+
+
+def _below(config: Any, names: Iterable[str]) -> Any:
+    """What a config has below these names; None if it has none."""
+    for name in names:
+        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return config
 
 
 def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = "") -> set[str]:
@@ -118,10 +114,9 @@ def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = 
     Raises:
         ConfigError: a run cannot change one of them at a snapshot; the message says which it can.
     """
-    given, scheduled = to_flat(experiment), set()
-    known = known_keys(Experiment, given)
+    known, scheduled = known_keys(Experiment, to_flat(experiment)), set()
     for key in keys:
-        if not can_change(long := long_key(key), given):
+        if not can_change(long := long_key(key), experiment):
             raise ConfigError(f"{prefix}{key}: a run cannot change {key} at a snapshot, only {WHAT_CAN}; remove it")
         scheduled |= {key} if accepts_schedule(known[long]) else set()
     return scheduled

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.config import count, fraction, number, option, positive
+from rlframe.core.config import count, fraction, in_state, number, option, positive
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.names import find_class
 from rlframe.core.schedule import Scheduled, scheduled
@@ -53,6 +53,8 @@ class GaussianConfig(ExploreConfig):
 
     For DDPG, TD3 and SAC with Box actions.
     """
+
+    IN_STATE = in_state("std_last")
 
     std: Scheduled = scheduled(
         float("nan"), "standard deviation on actions in [-1, 1]; nan: the algorithm's", high=HIGHEST
@@ -98,6 +100,8 @@ class OrnsteinUhlenbeckConfig(ExploreConfig):
 
     Defaults are the paper's (section 7). For DDPG, TD3 and SAC with Box actions.
     """
+
+    IN_STATE = in_state("sigma_last")
 
     sigma: Scheduled = scheduled(0.2, "standard deviation of a step of the noise", high=HIGHEST)
     sigma_last: Scheduled = last("standard deviation", high=HIGHEST)
@@ -197,6 +201,8 @@ class NoiseHoldConfig(ExploreConfig):
     defaults of k are the paper's (section 4).
     """
 
+    IN_STATE = in_state("epsilon_last", "std_last")
+
     epsilon: Scheduled = scheduled(math.nan, "rate at which a random action begins; nan: the algorithm's", high=1)
     epsilon_last: Scheduled = last("rate", high=1, default=math.nan)
     std: Scheduled = scheduled(math.nan, "standard deviation on actions in [-1, 1]; nan: the algorithm's", high=HIGHEST)
@@ -241,6 +247,8 @@ class OwnExplorationConfig(ExploreConfig):
 
     Written algo.explore=module:Class for short.
     """
+
+    IN_STATE = in_state("level_last")
 
     name: str = option("", "module:Class or ./file.py:Class, a subclass of QExploration or ActionNoise")
     kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the class: algo.explore.kwargs.name=value")

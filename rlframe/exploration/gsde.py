@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlframe.core.config import count, number
+from rlframe.core.config import count, in_state, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy
@@ -35,6 +35,8 @@ _LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
 @chz.chz
 class GsdeConfig(ExploreConfig):
     """For SAC, TD3 and the policy-gradient algorithms, with one Box of actions."""
+
+    IN_STATE = in_state("log_std", "sigma_last")
 
     interval: int = count(8, "env steps that a noise matrix is kept, at most an episode; 0: whole episodes", low=0)
     log_std: float = number(math.nan, "initial log of the learned σ; nan: -2, and td3 learns none", low=-20, high=2)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import count, number
+from rlframe.core.config import count, in_state, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
@@ -97,6 +97,8 @@ _LEAST_SIGMA, _MOST_SIGMA = 1e-6, 100.0  # where no deviation gives the distance
 @chz.chz
 class ParameterNoiseConfig(ExploreConfig):
     """For DDPG and TD3."""
+
+    IN_STATE = in_state("sigma", "std_last")
 
     std: Scheduled = scheduled(
         math.nan,

@@ -10,6 +10,7 @@ import chz
 import numpy as np
 import torch
 
+from rlframe.core.config import in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK, nth_allowed
 from rlframe.core.struct import Struct, Tree
@@ -27,6 +28,8 @@ class EpsilonConfig(ExploreConfig):
 
     For the DQN family.
     """
+
+    IN_STATE = in_state("epsilon_last")
 
     epsilon: Scheduled = scheduled(float("nan"), "rate of random actions; nan: the algorithm's", high=1)
     epsilon_last: Scheduled = last("rate", high=1, default=float("nan"))
@@ -90,6 +93,8 @@ class BoltzmannConfig(ExploreConfig):
 
     For the DQN family.
     """
+
+    IN_STATE = in_state("temperature_last")
 
     temperature: Scheduled = scheduled(1.0, "in units of Q-values; 0: greedy; 1e30: uniform", high=HIGHEST)
     temperature_last: Scheduled = last("temperature", high=HIGHEST)

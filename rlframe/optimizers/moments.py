@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import below_one, decays, number, option
+from rlframe.core.config import below_one, decays, in_state, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.kernels.device import held, is_recording
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
@@ -283,6 +283,8 @@ class RMSPropConfig(OptimizerConfig):
     As in torch.optim: ε is outside of the root.
     """
 
+    IN_STATE = in_state("momentum")
+
     decay: float = below_one(0.99, "alpha: of the mean of squared gradients")
     epsilon: float = epsilon()
     momentum: float = below_one(0.0, "mu: the part of a step that the next one repeats")
@@ -321,6 +323,8 @@ class RMSProp(Moments):
 @chz.chz
 class SGDConfig(OptimizerConfig):
     """Gradient descent, with momentum (Polyak 1964) or Nesterov's (Sutskever et al. 2013, ICML); as in torch.optim."""
+
+    IN_STATE = in_state("momentum")
 
     momentum: float = below_one(0.0, "mu: decay of the sum of gradients that steps follow")
     nesterov: bool = option(False, "the gradient is that after the momentum's part of the step")

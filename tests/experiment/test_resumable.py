@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import chz
 import pytest
 
 import rlframe
+from rlframe.algos import sac
+from rlframe.core.config import fraction, in_state
 from rlframe.core.errors import ConfigError, RecordError
 from rlframe.experiment.resumable import can_change
-from rlframe.experiment.settings import from_flat, to_flat
+from rlframe.experiment.settings import from_flat
 
 SETTINGS: dict[str, Any] = {
     "algo": "sac",
@@ -29,6 +32,16 @@ SETTINGS: dict[str, Any] = {
     "affinity": "none",
     "env_kwargs.g": 9.0,
 }
+
+
+@chz.chz
+class OwnConfig(sac.Config):
+    """Of a user's own algorithm; states that it inherits from SAC hold here too."""
+
+    IN_STATE = in_state("exponent")
+
+    exponent: float = fraction(0.5, "of something that is stored")
+    alpha: float = fraction(0.5, "of nothing that is stored")
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +101,24 @@ def test_all_settings_may_be_repeated_in_any_form(state: Path) -> None:
         ({"algo": "dqn"}, "algo.explore.epsilon_last"),
         ({"algo": "cql", "algo.learn_conservative_weight": True}, "algo.conservative_weight"),
         ({"algo": "td3", "algo.explore": "parameter_noise"}, "algo.explore.sigma"),
+        ({"algo": "td3", "algo.explore": "gsde"}, "algo.explore.sigma_last"),
+        ({"algo": "dqn", "algo.explore": "boltzmann"}, "algo.explore.temperature_last"),
+        ({"algo": "cql"}, "algo.temperature"),
+        ({"algo": "ppo", "algo.optimizer": "sgd"}, "algo.optimizer.momentum"),
+        ({"algo": "tests.experiment.test_resumable:OwnConfig"}, "algo.exponent"),
     ],
     ids=str,
 )
 def test_a_number_that_is_in_the_state_cannot_change(words: dict[str, Any], fixed: str) -> None:
-    assert not can_change(fixed, to_flat(from_flat({"env": "CartPole-v1", **words})))
+    assert not can_change(fixed, from_flat({"env": "CartPole-v1", **words}))
 
 
 def test_a_number_that_is_in_the_state_of_others_can_change() -> None:
-    config = to_flat(from_flat({"env": "CartPole-v1", "algo": "cql"}))
+    config = from_flat({"env": "CartPole-v1", "algo": "cql", "algo.learn_temperature": False})
+    assert can_change("algo.temperature", config)
     assert can_change("algo.conservative_weight", config)
     assert can_change("algo.batch_size", config)
+    assert can_change("algo.alpha", from_flat({"algo": "tests.experiment.test_resumable:OwnConfig"}))
 
 
 @pytest.mark.parametrize(

@@ -107,13 +107,13 @@ def test_metrics_of_policies_are_known_to_stop_rules_evaluations_and_the_console
 
 
 def test_numbers_of_a_policy_can_change_at_a_snapshot_as_those_of_a_run_with_one_can() -> None:
-    config = to_flat(from_flat(POLICIES))
+    config = from_flat(POLICIES)
     assert can_change("agents.policies.red.algo.learning_rate", config)
     assert can_change("agents.policies.red.algo.discount", config)
     assert not can_change("agents.policies.blue.algo.discount", config)  # of the returns in its stored rows
     assert not can_change("agents.policies.blue.algo.v_min", config)
     assert not can_change("algo.learning_rate", config)  # which no policy has
-    assert can_change("algo.learning_rate", to_flat(from_flat({"algo": "ppo"})))
+    assert can_change("algo.learning_rate", from_flat({"algo": "ppo"}))
 
 
 @pytest.mark.parametrize(
