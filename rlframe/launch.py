@@ -99,7 +99,8 @@ def _show(argv: list[str]) -> int:
 def _of_runs(argv: list[str]) -> dict[str, str]:
     """The words that are settings of the run, or of all runs of a study."""
     with gc_paused(), ending_at_ctrl_c():
-        from rlframe.study.sweep import COMMAND_LINE_KEYS, base_words
+        from rlframe.experiment.study_keys import COMMAND_LINE_KEYS
+        from rlframe.study.sweep import base_words
 
     words = base_words(KeyValues(argv).remaining)
     return {key: value for key, value in words.items() if key not in COMMAND_LINE_KEYS}

@@ -13,11 +13,12 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json, read_regular_file
 from rlframe.core.yaml import parse_yaml
+from rlframe.experiment.study_keys import GRIDS, PLAN_KEYS
 from rlframe.system.env_vars import text_of
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
-_OF_STUDY = (*("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric", "pbt"),)
+_OF_STUDY = list(dict.fromkeys(key.partition(".")[0] for key in (*GRIDS, "experiments", *PLAN_KEYS)))
 _OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the preset that it is like, what is claimed
 
 

@@ -20,22 +20,15 @@ from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.discounts import with_discounts
 from rlframe.experiment.objects import SHORT_KEYS, check_objects, long_key
+from rlframe.experiment.study_keys import COMMAND_LINE_KEYS, GRIDS, PLAN_KEYS, SINGLE_RUN_KEYS
 from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
 _FREE = re.compile(rf"({KWARGS}|env_vars|agents\.map)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
-_STUDY_KEYS = (
-    *("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric"),
-    *("pbt.interval_steps", "pbt.quantile", "pbt.resample"),
-)
-_GRIDS = ("sweep.", "zip.", "search.")  # before keys of a study
+_OF_STUDY = ("stall_s", "seeds", "stack", *PLAN_KEYS)
 # Keys of the command line that are not fields of Experiment.
-_COMMAND_KEYS = (
-    *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),
-    *_STUDY_KEYS,
-)
+_COMMAND_KEYS = ("experiment", "retries", *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, *_OF_STUDY)
 _CUTOFF = 0.6  # how similar words are that are suggested
-_OF_SEVERAL = ("sweep", "zip", "search")  # before a key
 _OTHER_WORDS = {  # of other frameworks, and the last word, or words, of what they are called here
     **dict.fromkeys(("run_dir", "save_dir", "output_dir", "out", "out_dir", "logdir", "tensorboard_log"), "log_dir"),
     "action_noise": "explore",
@@ -261,7 +254,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown:
         key, whose = unknown[1], "the command line"
-        if key in _STUDY_KEYS or key.startswith(_GRIDS):
+        if key in _OF_STUDY or key.startswith(GRIDS):
             whose = "a study, with sweep.KEY=, search.KEY= or repeats="
         elif key not in _COMMAND_KEYS:
             hint = suggestion(key, given, (*SHORT_KEYS, *_COMMAND_KEYS, *chz.chz_fields(Experiment)))
@@ -298,8 +291,8 @@ def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) ->
     """
     group, _, name = unknown.rpartition(".")
     first, _, rest = unknown.partition(".")
-    if rest and (several := get_close_matches(first, _OF_SEVERAL, n=1, cutoff=_CUTOFF)):
-        return f"; did you mean {several[0]}.{rest}?"
+    if rest and (several := get_close_matches(f"{first}.", GRIDS, n=1, cutoff=_CUTOFF)):
+        return f"; did you mean {several[0]}{rest}?"
     given = {"sampler": "cpu", **given}
     keys = known_keys(Experiment, given)
     known = {key: x for key, x in keys.items() if "." in key and not isinstance(x, type)}

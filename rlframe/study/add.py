@@ -8,10 +8,11 @@ from pathlib import Path
 from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, printable
 from rlframe.experiment.job import check_words
+from rlframe.experiment.study_keys import SEARCH
 from rlframe.experiment.trust import foreign
 from rlframe.study.added import Added, append_added
 from rlframe.study.overview import StudyOverview, read_study
-from rlframe.study.plan import SEARCH, read_grid, setting_names
+from rlframe.study.plan import read_grid, setting_names
 from rlframe.study.record import is_occupied
 from rlframe.study.search import PBT, SearchPlan
 from rlframe.study.sweep import base_words, check_addable, new_words, recorded_experiments

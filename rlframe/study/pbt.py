@@ -17,11 +17,10 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generator
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.resumable import check_changeable
-from rlframe.study.plan import SEARCH
+from rlframe.experiment.study_keys import PBT_KEYS, SEARCH
 from rlframe.study.record import RETURNS, metric_of
 from rlframe.study.search_space import Domain, read_space, word_of
 
-PBT_KEYS = ("pbt.interval_steps", "pbt.quantile", "pbt.resample")
 FACTORS = (0.8, 1.2)  # of a number that is changed (appendix A)
 _N_INTERVALS = 20  # of a run, by default
 _MAX_MEMBERS = 1_000

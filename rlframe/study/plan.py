@@ -15,9 +15,9 @@ from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.experiment.study_keys import GRIDS, REPEATS, SWEEP, ZIP
 from rlframe.system.affinity import Affinity, Topology, plan
 
-SWEEP, ZIP, SEARCH, REPEATS = "sweep.", "zip.", "search.", "repeats"
 MAX_RUNS = 5_000
 
 
@@ -48,7 +48,7 @@ def has_grid(arguments: Mapping[str, str]) -> bool:
 
 def bare_key(name: str) -> str:
     """KEY of sweep.KEY, zip.KEY and search.KEY; any other name unchanged."""
-    prefix = next((prefix for prefix in (SWEEP, ZIP, SEARCH) if name.startswith(prefix)), "")
+    prefix = next((prefix for prefix in GRIDS if name.startswith(prefix)), "")
     return name.removeprefix(prefix)
 
 

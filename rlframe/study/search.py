@@ -24,6 +24,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
+from rlframe.experiment.study_keys import SEARCH_KEYS
 from rlframe.record.metrics import METRICS, without_learner
 from rlframe.study.added import AddedFile, warn
 from rlframe.study.plan import PlannedRun
@@ -31,7 +32,6 @@ from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, metric_of, size_and_time
 from rlframe.study.search_space import Domain, read_space, word_of
 
-SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
 _WILCOXON_SEEDS = 5  # the first number of seeds of which the test, at p < 0.1, may save one: it needs four
 _WAITS = 3  # trials whose logs may lack the metric before any has it

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError
-from rlframe.study.plan import SEARCH
+from rlframe.experiment.study_keys import SEARCH
 
 _KINDS = ("uniform", "loguniform", "int", "logint", "choice")
 _FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*")

@@ -25,35 +25,34 @@ from rlframe.experiment.objects import naming_start
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.settings import to_flat
 from rlframe.experiment.stacked import check_stackable
+from rlframe.experiment.study_keys import (
+    COMMAND_LINE_KEYS,
+    PBT_KEYS,
+    PLAN_KEYS,
+    REPEATS,
+    SEARCH,
+    SEARCH_KEYS,
+    SINGLE_RUN_KEYS,
+    STUDY_KEYS,
+    SWEEP,
+    ZIP,
+)
 from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
 from rlframe.study.added import ADDED_FILE, Added, AddedRuns
-from rlframe.study.pbt import PBT_KEYS, PbtPlan, first_members
-from rlframe.study.plan import (
-    MAX_RUNS,
-    REPEATS,
-    SEARCH,
-    SWEEP,
-    ZIP,
-    Grid,
-    PlannedRun,
-    bare_key,
-    has_grid,
-    read_grid,
-)
+from rlframe.study.pbt import PbtPlan, first_members
+from rlframe.study.plan import MAX_RUNS, Grid, PlannedRun, bare_key, has_grid, read_grid
 from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
-from rlframe.study.search import PBT, SEARCH_KEYS, SearchPlan, check_installed
+from rlframe.study.search import PBT, SearchPlan, check_installed
 from rlframe.study.search_space import check_examples, read_domain, read_space
 from rlframe.study.study import Study, execute, preview
-from rlframe.study.words import STUDY_KEYS, Experiments, are_words, read_experiments
+from rlframe.study.words import Experiments, are_words, read_experiments
 from rlframe.system.affinity import read_topology
 
 ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs", N_STEPS)  # may change when a study is resumed
-_SINGLE_RUN_KEYS = ("tune_sampler", "resume")
-COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
 
@@ -166,7 +165,7 @@ def new_words(runs: Sequence[PlannedRun], added: Added) -> dict[str, str]:
 def check_addable(words: Mapping[str, str]) -> None:
     """Raise ConfigError for words that are not of a single run of a study."""
     for key, text in words.items():
-        if key in (*STUDY_KEYS, *SEARCH_KEYS, *_SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, REPEATS) or bare_key(key) != key:
+        if key in (*STUDY_KEYS, *PLAN_KEYS, *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS) or bare_key(key) != key:
             raise ConfigError(f"{key:.60}={text:.60} is not for a run that is added to a study; remove it")
 
 
@@ -181,7 +180,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     seeds = grid.swept.get("seed", (words.get("seed", "0"),))
     search = SearchPlan.read(words, [KeyValues([f"seed={seed}"]).count("seed", 0) for seed in seeds])
     space = read_space(words)
-    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS):
+    for key in (*STUDY_KEYS, *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS):
         if key in space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
     base = base_words(words)
@@ -206,7 +205,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
 
 def base_words(words: Mapping[str, str]) -> dict[str, str]:
     """The words of an experiment that all of its runs have."""
-    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, *PBT_KEYS, REPEATS)
+    not_of_runs = (*STUDY_KEYS, *PLAN_KEYS)
     return {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
 
 
@@ -295,10 +294,10 @@ def _grids(experiments: Experiments) -> dict[str, Grid]:
 def _grid(words: Mapping[str, str]) -> Grid:
     grid = read_grid(words)
     keys = (*grid.swept, *grid.zipped)
-    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, REPEATS):
+    for key in (*STUDY_KEYS, *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, REPEATS):
         if key in keys:
             raise ConfigError(f"{key} cannot be swept; remove sweep.{key} or zip.{key}")
-    for key in _SINGLE_RUN_KEYS:
+    for key in SINGLE_RUN_KEYS:
         if key in words:
             raise ConfigError(f"{key}={words[key]} is for a single run, not for a sweep; remove it")
     for key in COMMAND_LINE_KEYS:

@@ -9,17 +9,17 @@ from typing import Any
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import python_keys
 from rlframe.experiment.job import check_words
+from rlframe.experiment.study_keys import PLAN_KEYS, SEARCH, STUDY_KEYS, SWEEP
 from rlframe.record.context import dated
 from rlframe.study.objects import StudyObjects
 from rlframe.study.overview import StudyOverview, read_study
-from rlframe.study.plan import REPEATS, SEARCH, SWEEP, bare_key, setting_names
-from rlframe.study.search import PBT, SEARCH_KEYS
+from rlframe.study.plan import bare_key, setting_names
+from rlframe.study.search import PBT
 from rlframe.study.study import check_not_imported, execute, words_of_variant
 from rlframe.study.sweep import plan_study
-from rlframe.study.words import STUDY_KEYS, Experiments, is_name
+from rlframe.study.words import Experiments, is_name
 
 _COMMAND = (sys.executable, "-m", "rlframe.launch")
-_OF_STUDY = {*STUDY_KEYS, *SEARCH_KEYS}
 
 
 def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search: Any) -> StudyOverview:
@@ -71,7 +71,7 @@ def _experiments(
     if not variants or not seeds:
         raise ConfigError(f"a study needs at least one variant and one seed, not {len(variants)} and {len(seeds)}")
     for key in (key for each in variants for key in each):
-        if key in (*_OF_STUDY, REPEATS, "seed") or bare_key(key) != key:
+        if key in (*STUDY_KEYS, *PLAN_KEYS, "seed") or bare_key(key) != key:
             raise ConfigError(f"a variant sets {key:.60}, which is for the whole study; give it to run_study itself")
     for k, each in enumerate(variants):
         if each in variants[:k]:

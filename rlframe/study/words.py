@@ -9,9 +9,9 @@ from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.yaml import parse_value
 from rlframe.experiment.presets import load_study
-from rlframe.study.plan import REPEATS, SEARCH, SWEEP, ZIP, bare_key
+from rlframe.experiment.study_keys import GRIDS, REPEATS, SEARCH, STUDY_KEYS, SWEEP, ZIP
+from rlframe.study.plan import bare_key
 
-STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds", "stack")  # one value for all runs
 _SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}
 _NAME = re.compile(r"(?!run_\d)\w[\w+=.,-]{0,99}")  # of a directory; run_0 would look like a run
 
@@ -67,7 +67,7 @@ def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
     """Entries of a YAML file as words of a command line; `sweep: {KEY: values}` is sweep.KEY."""
     words: dict[str, str] = {}
     for key, value in entries.items():
-        of_grid = key in (SWEEP[:-1], ZIP[:-1], SEARCH[:-1])
+        of_grid = f"{key}." in GRIDS
         if of_grid and not isinstance(value, Mapping):
             form = "KEY: uniform(LOW,HIGH)" if key == SEARCH[:-1] else "KEY: [value, value]"
             raise ConfigError(f"{key} needs the form {{{form}}}, not {str(value)[:60]}")
