@@ -74,7 +74,7 @@ REFUSED = [
     (["repeats=2", "stack=true", "sampler=cpu"], "stack=true is not for sampler=cpu"),
     (["repeats=2", "stack=true", "env=mpe2/simple_spread_v3"], "stack=true is not for environments of several agents"),
     (["search.algo.clip=uniform(0.1,0.2)", "repeats=2", "stack=true"], "not for a search"),
-    (["stack=true"], "give it sweep.seed= or repeats="),
+    (["stack=true"], "stack=true; add repeats=N or sweep.seed="),
 ]
 
 
