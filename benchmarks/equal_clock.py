@@ -3,7 +3,7 @@
     python -m benchmarks.equal_clock contender=rlframe_crossq envs=Hopper-v5 seeds=0,1,2 core=0
     python -m benchmarks.equal_clock contender=sbx_crossq python=SBX_VENV/bin/python core=1
     python -m benchmarks.equal_clock show=true                     the table of all that was measured
-    python -m benchmarks.equal_clock figure=docs/images/equal_clock.png envs=HalfCheetah-v5
+    python -m benchmarks.equal_clock figure=docs/images/equal_clock.png
 
 Each training is a process with one thread, pinned to one core, that ends after `seconds` of its CPU time, compilation
 included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other processes disturb
@@ -214,7 +214,12 @@ def draw(rows: list[dict[str, str]], envs: list[str], out: Path) -> None:
                 axis.set_xlim(-MOST_STEPS_SHOWN / 40_000, MOST_STEPS_SHOWN / 1000)
         axes[0].set_ylabel("mean return of an evaluation")
     figure.axes[len(envs) - 1].legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
-    save_figure(figure, out)
+    save_figure(figure, out, drawn_numbers(rows))
+
+
+def drawn_numbers(rows: list[dict[str, str]]) -> list[np.ndarray]:
+    """What the figure is drawn from."""
+    return [np.array([float(row[name]) for row in rows]) for name in ("env_steps", "cpu_seconds", "return_mean")]
 
 
 def _curves(rows: list[dict[str, str]], clock: str) -> tuple[np.ndarray, np.ndarray]:

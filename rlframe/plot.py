@@ -104,8 +104,20 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
-def draw(curves: Sequence[LearningCurve], options: PlotOptions, title: str) -> None:
-    """Draw the curves into `options.out`; raises PlotError without matplotlib or if the file cannot be written."""
+def drawn_columns(experiments: Sequence[SeedGroup], options: PlotOptions) -> list[np.ndarray]:
+    """What the figure of `decided` options is drawn from: x and y of each run."""
+    return [
+        run.columns[name] for each in experiments for run in each.runs for name in (X_COLUMNS[options.x], options.y)
+    ]
+
+
+def draw(experiments: Sequence[SeedGroup], options: PlotOptions, title: str) -> list[LearningCurve]:
+    """Draw the curves of experiments into `options.out`, which is `decided`; returns them.
+
+    Raises:
+        PlotError: they have no curves, there is no matplotlib, or the file cannot be written.
+    """
+    curves = [make_curve(each, X_COLUMNS[options.x], options.y, options.smooth, options.center) for each in experiments]
     figure = new_figure()
     from matplotlib.ticker import EngFormatter  # an optional extra
 
@@ -131,7 +143,8 @@ def draw(curves: Sequence[LearningCurve], options: PlotOptions, title: str) -> N
     if options.x != "elapsed":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 100k, 2M
     axes.legend(frameon=False, fontsize="small")
-    save_figure(figure, options.out)
+    save_figure(figure, options.out, drawn_columns(experiments, options))
+    return curves
 
 
 def draw_search(data: SearchData, options: PlotOptions) -> None:
@@ -177,8 +190,7 @@ def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean"
     found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
     chosen = replace(PlotOptions((), y=y), **checked).decided(found)
     prepare_output(chosen.out)
-    curves = [make_curve(each, X_COLUMNS[chosen.x], chosen.y, chosen.smooth, chosen.center) for each in found]
-    draw(curves, chosen, printable(chosen.title))
+    draw(found, chosen, printable(chosen.title))
     return chosen.out
 
 
@@ -203,12 +215,10 @@ def _plot(arguments: Sequence[str]) -> int:
         return _plot_search(options)
     experiments = find_curves(options.dirs, options.labels)
     options = options.decided(experiments)
-    x_column = X_COLUMNS[options.x]
-    curves = [make_curve(each, x_column, options.y, options.smooth, options.center) for each in experiments]
     envs = {str(run.config.get("env", "")) for experiment in experiments for run in experiment.runs}
     title = options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label
-    draw(curves, options, printable(title))
-    for curve in curves:
+    x_column = X_COLUMNS[options.x]
+    for curve in draw(experiments, options, printable(title)):
         band = f" [{decimals(curve.low[-1])}, {decimals(curve.high[-1])}]" if curve.n_seeds > 1 else ""
         end = f"at {x_column} {curve.x[-1]:,.0f}, {pluralize(curve.n_seeds, 'seed')}"
         print(printable(f"{curve.label}: {options.y} {decimals(curve.center[-1])}{band} {end}"))

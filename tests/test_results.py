@@ -14,7 +14,8 @@ import yaml
 from benchmarks import defaults, equal_clock
 from benchmarks.parts.kept_rows import rows_in
 from rlframe import launch, plot, results
-from rlframe.analysis.results import claim, read_results, read_seeds
+from rlframe.analysis.figures import is_drawn_from
+from rlframe.analysis.results import claim, find_curves, read_results, read_seeds
 from rlframe.experiment.presets import preset_names, presets_dir
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ WITHOUT = (
     (RESULTS / "without_curves.txt").read_text(encoding="utf-8").split()
 )  # presets that nobody has measured in this form yet
 
-OTHER_FIGURES = ("equal_clock", "search", "speed")  # of benchmarks and of a study's directory
+OTHER_FIGURES = ("equal_clock", "search", "speed")  # of benchmarks, and of a study's directory, which is not kept
 OTHERS = ("compiled", "defaults", "equal_clock", "search")  # experiments with files of their own form
 FILES = [path for path in RESULTS.glob("*/*.csv") if path.parent.name not in OTHERS]
 
@@ -93,8 +94,10 @@ def test_the_tables_of_readme_and_docs_are_those_of_the_result_files(tables: typ
         assert tables.written(text) == text, f"{page.name} is not up to date: python docs/result_tables.py"
 
 
-def test_the_table_of_the_equal_clock_is_that_of_its_curves() -> None:
-    table = equal_clock.table(rows_in(ROOT / equal_clock.OUT, equal_clock.COLUMNS))
+def test_the_table_and_figure_of_the_equal_clock_are_those_of_its_curves() -> None:
+    rows = rows_in(ROOT / equal_clock.OUT, equal_clock.COLUMNS)
+    assert is_drawn_from(ROOT / "docs/images/equal_clock.png", equal_clock.drawn_numbers(rows))
+    table = equal_clock.table(rows)
     page = (ROOT / "docs/guides/speed.md").read_text(encoding="utf-8")
     assert table in page, "docs/guides/speed.md is not up to date: python -m benchmarks.equal_clock show=true"
 
@@ -115,11 +118,13 @@ def test_the_result_files_of_other_experiments_are_there_and_the_docs_say_what_t
     assert {str(path.relative_to(RESULTS)) for path in (*alone, *others)} <= named
 
 
-def test_the_figures_of_the_docs_are_drawn_from_files_that_are_there() -> None:
+def test_the_figures_of_the_docs_are_drawn_from_the_files_as_they_are() -> None:
     lines = (RESULTS / "README.md").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     drawn = [plot.parse(shlex.split(line)[3:]) for line in lines if line.startswith("python -m rlframe.plot ")]
     for options in drawn:
-        assert all((ROOT / path).is_file() for path in (*options.dirs, options.out))
+        experiments = find_curves([ROOT / path for path in options.dirs], options.labels)
+        columns = plot.drawn_columns(experiments, options.decided(experiments))
+        assert is_drawn_from(ROOT / options.out, columns), f"{options.out} is not up to date: see results/README.md"
     images = {str(path.relative_to(ROOT)) for path in (ROOT / "docs/images").glob("*.png")}
     assert images - {str(options.out) for options in drawn} == {f"docs/images/{name}.png" for name in OTHER_FIGURES}
 

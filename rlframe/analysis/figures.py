@@ -1,12 +1,17 @@
 """What all figures share: an empty one, its file, colours, and units of time."""
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlframe.analysis.curves import PlotError
 from rlframe.core.files import writing
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
+_NOTE = "Source"  # in a PNG
 
 
 def new_figure(width: float = 7.5, height: float = 4.6) -> Any:
@@ -18,17 +23,35 @@ def new_figure(width: float = 7.5, height: float = 4.6) -> Any:
     return Figure(figsize=(width, height), dpi=150, layout="tight")
 
 
-def save_figure(figure: Any, out: Path) -> None:
-    """Write the image file; raises PlotError if that fails, or before if its ending is not that of an image."""
+def save_figure(figure: Any, out: Path, data: Iterable[np.ndarray] = ()) -> None:
+    """Write the image file; raises PlotError if that fails, or before if its ending is not that of an image.
+
+    Args:
+        data: what it is drawn from, of which a PNG notes the digest; see `is_drawn_from`.
+    """
     if out.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
         raise PlotError(
             f"out={out} has no ending that says what kind of image it is; use {out.with_suffix('')}.png, .pdf or .svg"
         )
+    of_png = {"metadata": {_NOTE: digest_of(data)}} if out.suffix.lower() == ".png" else {}
     try:
         with writing(out) as new:
-            figure.savefig(new)
+            figure.savefig(new, **of_png)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {out}: {error}") from None
+
+
+def digest_of(data: Iterable[np.ndarray]) -> str:
+    """16 hexadecimal digits of the numbers."""
+    found = hashlib.sha256()
+    for numbers in data:
+        found.update(np.ascontiguousarray(numbers, np.float64).tobytes())
+    return found.hexdigest()[:16]
+
+
+def is_drawn_from(image: Path, data: Iterable[np.ndarray]) -> bool:
+    """Whether a PNG of `save_figure` was drawn from this data."""
+    return f"{_NOTE}\0{digest_of(data)}".encode() in image.read_bytes()
 
 
 def literal(text: str) -> str:

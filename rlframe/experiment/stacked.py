@@ -120,7 +120,9 @@ def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
     """
     if not words.get("log_dir") or not all(seed.isdecimal() for seed in seeds):
         given = ",".join(seeds)
-        raise ConfigError(f"stack={given}: several seeds train at once with stack=true; add repeats=N or sweep.seed=0,1,2")
+        raise ConfigError(
+            f"stack={given}: several seeds train at once with stack=true; add repeats=N or sweep.seed=0,1,2"
+        )
     trusts = {"trust": "true"} if words.get("trust", "").lower() == "true" or foreign(words) else {}
     length = {key: x for key, x in words.items() if key == "runner.n_steps"}  # it may have been shorter before
     jobs = []
