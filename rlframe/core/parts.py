@@ -28,6 +28,7 @@ from rlframe.core.imports import imported
 from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName, name_of, others_beside
 from rlframe.core.schedule import Schedule
+from rlframe.core.yaml import to_json
 
 # The parts of a run, and the packages of their kinds. All others are fields of configs.
 ROOTS: Mapping[str, str] = MappingProxyType(
@@ -252,8 +253,8 @@ def plain(value: Any) -> Any:
         return str(value)  # not in JSON; the command line reads the text as the same number
     if isinstance(value, Schedule):
         return value.text
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, Mapping):  # whose values are passed on
+        return {str(name): to_json(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -9,6 +10,7 @@ import yaml
 KWARGS = r"(?:[^.]+\.)*?(?:env_)?kwargs"  # a key whose value is passed on, and all below it
 _OF_KWARGS = re.compile(rf"{KWARGS}(?:\..*)?")
 _MAX_YAML, _MAX_DEPTH = 1 << 17, 100  # characters, and lists or mappings within one another
+_TAGS = _TUPLE, _NOT_FINITE, _PAIRS = "!tuple", "!float", "!pairs"  # alone in a mapping, of what JSON does not have
 
 # YAML 1.1 takes 1e-5, which JSON and Python write, for text, and does not know JSON's names of what is not finite.
 # Settings keep such text, as names of runs do; among values that are passed on, such as env_kwargs, it is a number.
@@ -49,6 +51,46 @@ class _ValueDumper(yaml.SafeDumper):
 
 for _each in (_ValueLoader, _ValueDumper):
     _each.add_implicit_resolver(_FLOAT, _MORE_FLOATS, list("+-.0123456789IN"))
+
+
+def is_passed_on(key: str) -> bool:
+    """Whether the values of a key are passed on to environments or parts of the user's own."""
+    return bool(_OF_KWARGS.fullmatch(key))
+
+
+def to_json(value: Any) -> Any:
+    """A value that is passed on, in JSON from which `from_json` makes the same: tuples, inf, keys that are no text."""
+    match value:
+        case float() if not math.isfinite(value):
+            return {_NOT_FINITE: str(float(value))}
+        case tuple():
+            return {_TUPLE: [to_json(each) for each in value]}
+        case list():
+            return [to_json(each) for each in value]
+        case Mapping() if all(isinstance(key, str) and key not in _TAGS for key in value):
+            return {key: to_json(each) for key, each in value.items()}
+        case Mapping():
+            return {_PAIRS: [[to_json(key), to_json(each)] for key, each in value.items()]}
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """The inverse of `to_json`. Raises ValueError for what it cannot have written."""
+    if not isinstance(value, dict | list):
+        return value
+    try:
+        match value:
+            case list():
+                return [from_json(each) for each in value]
+            case {"!tuple": items} if len(value) == 1:
+                return tuple(from_json(each) for each in items)
+            case {"!float": text} if len(value) == 1:
+                return float(text)
+            case {"!pairs": pairs} if len(value) == 1:
+                return {from_json(key): from_json(each) for key, each in pairs}
+        return {key: from_json(each) for key, each in value.items()}
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!s:.100} has one of {', '.join(_TAGS)}, but not as params.json writes it") from None
 
 
 def parse_value(text: str) -> Any:

@@ -14,7 +14,7 @@ import chz
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_keys, module_names
-from rlframe.core.yaml import KWARGS, parse_value, parse_yaml
+from rlframe.core.yaml import KWARGS, from_json, parse_value, parse_yaml
 from rlframe.envs import EnvOptions
 from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
@@ -223,6 +223,10 @@ def _free_values(key: str, name: str | None, value: Any) -> Mapping[str, Any]:
     if are_texts and name:
         return {name: text_of(value)}
     parsed = _parse(key, value, parse_yaml if are_texts else parse_value)
+    try:
+        parsed = from_json(parsed)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
     if name:
         return {name: parsed}
     if not isinstance(parsed, Mapping):

@@ -32,7 +32,7 @@ from rlframe.experiment.trust import check_network
 from rlframe.experiment.weights import agents_in, keeping
 from rlframe.kernels.device import choose_device
 from rlframe.record import current_run, logger_context
-from rlframe.record.directory import RESULT, run_directory
+from rlframe.record.directory import RESULT, check_config, run_directory
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.run import Run, SecondaryRankRun
 from rlframe.record.snapshot import load_newest, load_snapshot
@@ -94,6 +94,7 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
 
 def _live_run(job: Job, log_dir: str) -> LiveRun:
     check_parts(job.experiment)
+    check_config(to_flat(job.experiment))
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
     with ExitStack() as until_closed:

@@ -16,7 +16,7 @@ from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
 from rlframe.core.files import replace_file
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
-from rlframe.core.yaml import format_value
+from rlframe.core.yaml import format_value, is_passed_on, to_json
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.record.directory import PARAMS, edited_since
@@ -250,11 +250,11 @@ def words_of_variant(variant: Mapping[str, Any], command: Sequence[str], objects
 
 
 def _text(key: str, value: Any, command: Sequence[str], objects: StudyObjects) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(_text(key, each, command, objects) for each in value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) or (isinstance(value, list | tuple) and is_passed_on(key)):
         try:
-            return format_value(dict(value))
+            return format_value(to_json(value))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
+    if isinstance(value, list | tuple):
+        return ",".join(_text(key, each, command, objects) for each in value)
     return objects.name(value, command) if isinstance(value, ObjectName) else str(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError, prefixed
-from rlframe.core.yaml import parse_value
+from rlframe.core.yaml import parse_value, to_json
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.study_keys import GRIDS, REPEATS, SEARCH, STUDY_KEYS, SWEEP, ZIP
 from rlframe.study.plan import bare_key
@@ -92,7 +92,7 @@ def _text(name: str, value: Any) -> str:
     if key != name and isinstance(value, str):
         return value
     if "env_kwargs" in key.split("."):
-        return value if isinstance(value, str) and _means_itself(value) else json.dumps(value, default=str)
+        return value if isinstance(value, str) and _means_itself(value) else json.dumps(to_json(value), default=str)
     if isinstance(value, list):
         return f"[{','.join(_text(key, each) for each in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

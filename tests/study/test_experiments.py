@@ -39,6 +39,7 @@ def test_values_become_the_words_of_a_command_line(file: Path) -> None:
       model.hidden: [64, 64]
       algo.normalize: true
       env_kwargs: {mode: "1", size: [2, 3], least: 0.00001, most: .inf, limit: null}
+      env_kwargs.table: {0: 0.5}
       env_kwargs.text: hard
       env_kwargs.number: "5"
       env_kwargs.text_of_number: "1e-5"
@@ -52,7 +53,8 @@ def test_values_become_the_words_of_a_command_line(file: Path) -> None:
     assert experiments(file, text)[""] == {
         "model.hidden": "[64,64]",
         "algo.normalize": "true",
-        "env_kwargs": '{"mode": "1", "size": [2, 3], "least": 1e-05, "most": Infinity, "limit": null}',
+        "env_kwargs": '{"mode": "1", "size": [2, 3], "least": 1e-05, "most": {"!float": "inf"}, "limit": null}',
+        "env_kwargs.table": '{"!pairs": [[0, 0.5]]}',
         "env_kwargs.text": "hard",
         "env_kwargs.number": '"5"',
         "env_kwargs.text_of_number": '"1e-5"',
