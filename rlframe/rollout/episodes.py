@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,11 +29,15 @@ class EpisodeStatistic(ABC):
         """The numbers, by name, of the episode that has ended; the next one starts."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the running episode to save in snapshots: arrays and plain values."""
-        return {}
+        """State of the running episode to save in snapshots: its attributes; override it if a snapshot cannot hold one.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # optional
+        A snapshot holds arrays, tensors and plain values, lists and dicts of them.
+        """
+        return copy.deepcopy(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
+        vars(self).update(state)
 
 
 class EpisodeTracker:

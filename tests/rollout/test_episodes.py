@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,12 +41,6 @@ class Places(EpisodeStatistic):
         found = {"seen": self.seen, "n": float(self.n)}
         self.__init__()  # type: ignore[misc]
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen, "n": self.n}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.seen, self.n = state["seen"], state["n"]
 
 
 def rows(start: int, end: int) -> EnvRows:
