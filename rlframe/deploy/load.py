@@ -183,4 +183,4 @@ def load_policy(
         ConfigError: it has none of this name.
     """
     _, trained = load_chosen(Path(path).expanduser(), snapshot, device, trust, changes)
-    return policy_of(trained.agent, (trained.observation_space, trained.action_space), trained.env.policies, name)
+    return policy_of(trained.agent, (trained.observation_space, trained.action_space), trained.env, name)

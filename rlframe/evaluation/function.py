@@ -74,7 +74,7 @@ class EvaluationFunction(BaseEvaluator):
         EvaluationStopped: it asked the policy for an action after `stop` became true.
         """
         name = getattr(self._function, "__name__", "eval.function")
-        policy: Any = policy_of(self._agent, self._spaces, self._env.policies)
+        policy: Any = policy_of(self._agent, self._spaces, self._env)
         policy.act = _unless(stop, policy.act)
         try:
             found = self._function(policy, self._make_env)

@@ -18,21 +18,30 @@ from rlframe.core.multi_agent import OBSERVATION
 from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.envs import EnvOptions
 from rlframe.envs.observations import InvalidValue, check_mask
+from rlframe.envs.options import clip_bounds
 from rlframe.evaluation.target_policy import TargetPolicy, target_policy
+
+_AS_THEY_ARE = EnvOptions()
 
 
 class Policy:
     """Acts on observations of the environment, one or a batch; a policy with memory keeps its state between calls."""
 
     def __init__(
-        self, agent: Agent, observation_space: Space, action_space: Space, seed: int | Sequence[int] = 0
+        self,
+        agent: Agent,
+        observation_space: Space,
+        action_space: Space,
+        seed: int | Sequence[int] = 0,
+        options: EnvOptions = _AS_THEY_ARE,
     ) -> None:
-        """`seed`: of the exploration noise."""
+        """`seed`: of the exploration noise.    options: those of the environment, which may scale rewards."""
         self.observation_space, self.action_space = observation_space, action_space
         self._agent = agent
         self._device = next(agent.parameters()).device
-        self.greedy = GreedyPolicy(agent, observation_space, action_space).to(self._device)
+        self.greedy = GreedyPolicy(agent, observation_space, action_space, options).to(self._device)
         self._rng = np.random.default_rng(seed)
         self._state: Tree = ()
         self._exploring: Tree = ()  # state of the exploration
@@ -50,7 +59,8 @@ class Policy:
         """The action for an observation [*obs], or the actions for a batch of them [B, *obs].
 
         Args:
-            reward: of the previous action, a number or [B]; only a policy with model.feed_back uses it.
+            reward: of the previous action, a number or [B], as the environment gives it; only a policy with
+                model.feed_back uses it, scaled and clipped as in training.
             explore: act with the exploration noise of training.
         What only critics see may be left out.
 
@@ -156,12 +166,15 @@ class GreedyPolicy(nn.Module):
     """(observation [B, ...], state, reward [B]) -> (action [B, ...], state), without noise.
 
     The state is () unless the policy has memory or sees its previous action; then it is {"memory", "action", "first"},
-    and an episode starts with `initial_state`. `reward` is that of the previous action; only such a policy uses it.
+    and an episode starts with `initial_state`. `reward` is that of the previous action, before it is scaled and clipped
+    as `options` say; only such a policy uses it.
     """
 
-    def __init__(self, agent: Agent, observation_space: Space, action_space: Space) -> None:
+    def __init__(
+        self, agent: Agent, observation_space: Space, action_space: Space, options: EnvOptions = _AS_THEY_ARE
+    ) -> None:
         super().__init__()
-        self.agent = agent
+        self.agent, self.options = agent, options
         self.observation_space, self.action_space = observation_space, action_space
         for index, (_, box) in enumerate(canonical.action_parts(action_space)):
             if isinstance(box, spaces.Box):
@@ -208,7 +221,13 @@ class GreedyPolicy(nn.Module):
         observation = _as_agents_see(_complete(observation, self.observation_space, reward), self.observation_space)
         if not self.stateful:
             return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
-        return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
+        return AgentInputs(observation, state["action"], self._as_learned(reward), state["first"]), state["memory"]
+
+    def _as_learned(self, reward: Tensor) -> Tensor:
+        """The torch counterpart of `envs.base.reward_transform`."""
+        if self.options.reward_clip == "sign":
+            return reward.sign()
+        return (self.options.reward_scale * reward).clamp(*clip_bounds(self.options.reward_clip))
 
     def exploration_state(self, n: int) -> Tree:
         """The state of the exploration at the start of n episodes, for `step`; its level is the first environment's."""

@@ -11,8 +11,9 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import OBSERVATION, JointSpace, PolicyMap
+from rlframe.core.multi_agent import OBSERVATION, JointSpace
 from rlframe.core.spaces import ACTION_MASK
+from rlframe.envs import EnvConfig
 from rlframe.envs.pettingzoo import function_of
 from rlframe.evaluation.policy import Policy
 
@@ -28,14 +29,12 @@ class TeamPolicy:
         observations, rewards, _, _, infos = env.step(policy.act(observations, infos))
     """
 
-    def __init__(
-        self, team: Agent, observation_space: JointSpace, action_space: JointSpace, policies: PolicyMap
-    ) -> None:
-        """`team`: of several policies.    policies: which of them acts for which agent."""
+    def __init__(self, team: Agent, observation_space: JointSpace, action_space: JointSpace, env: EnvConfig) -> None:
+        """`team`: of several policies.    env: the environment's config, which says for whom each acts."""
         self.observation_space, self.action_space = observation_space, action_space
         self.policies = tuple(observation_space.agents)  # their names
-        self._agents, self._map = team.agents(), policies
-        self._function = function_of(policies.function, "agents.map")
+        self._agents, self._env = team.agents(), env
+        self._function = function_of(env.policies.function, "agents.map")
         self._by_agent: dict[str, Policy] = {}  # of those that have acted in this episode
         self._acting: frozenset[str] = frozenset()  # in the step before
         self._episode = 0
@@ -50,7 +49,8 @@ class TeamPolicy:
         if policy not in self.policies:
             known = ", ".join(self.policies)
             raise ConfigError(f"policy={policy:.60}: there is none of this name; there are {known}")
-        return Policy(self._agents[policy], self.observation_space.own[policy], self.action_space.own[policy], seed)
+        own = self.observation_space.own[policy], self.action_space.own[policy]
+        return Policy(self._agents[policy], *own, seed, self._env.options)
 
     def act(
         self,
@@ -87,26 +87,26 @@ class TeamPolicy:
             known = list(dict.fromkeys(each for own in self.observation_space.agents.values() for each in own))
             if agent not in known:
                 raise ValueError(f"agent {agent:.60} is unknown{nearest(agent, known)}; there are {', '.join(known)}")
-            name = self._function(agent, self._episode) if self._function else self._map.of(agent)
+            name = self._function(agent, self._episode) if self._function else self._env.policies.of(agent)
             self._by_agent[agent] = self.of(name, (known.index(agent), self._episode))
         return self._by_agent[agent]
 
 
-def policy_of(agent: Agent, in_spaces: tuple[Space, Space], policies: PolicyMap, name: str = "") -> Policy | TeamPolicy:
+def policy_of(agent: Agent, in_spaces: tuple[Space, Space], env: EnvConfig, name: str = "") -> Policy | TeamPolicy:
     """The policy of an agent; of a Team the one of a name, the only one, or all of them.
 
     Args:
-        in_spaces: of observations and actions.
+        in_spaces: of observations and actions.    env: the config of the environment that it acts in.
     Raises:
         ConfigError: it has none of this name.
     """
     observations, actions = in_spaces
     if isinstance(observations, JointSpace) and isinstance(actions, JointSpace):
-        team = TeamPolicy(agent, observations, actions, policies)
+        team = TeamPolicy(agent, observations, actions, env)
         return team.of(name or team.policies[0]) if name or len(team.policies) == 1 else team
     if name:
         raise ConfigError(f"policy={name:.60} is for environments of several agents, and this one has a single agent")
-    return Policy(agent, observations, actions)
+    return Policy(agent, observations, actions, options=env.options)
 
 
 def _with_mask(observation: Any, space: Space, info: Mapping[str, Any]) -> Any:

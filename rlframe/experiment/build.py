@@ -19,7 +19,7 @@ from rlframe.algos.base import Frozen, warn_if_unused
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize, prefixed
-from rlframe.core.multi_agent import SHARED, JointSpace, PolicyMap, joint
+from rlframe.core.multi_agent import SHARED, JointSpace, joint
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -27,6 +27,7 @@ from rlframe.core.spaces import action_parts
 from rlframe.data.reading import SCORE_KEYS, ReferenceScores, check_spaces, open_dataset
 from rlframe.data.transform import load_transform
 from rlframe.data.writing import check_can_write
+from rlframe.envs import EnvConfig
 from rlframe.evaluation.episode_rows import load_episodes
 from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.evaluator import BaseEvaluator
@@ -68,7 +69,7 @@ class Built:
     precision: str  # fp32 or bf16
     compilation: CompileChoice
     spaces: tuple[Space, Space]  # of observations and actions
-    policies: PolicyMap  # of an environment of several agents
+    env: EnvConfig
     summary: dict[str, str]  # of what was built, for the log
 
     def learning_call(self, function: Callable[..., _R], *arguments: Any) -> _R:
@@ -144,7 +145,7 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, sampler.batch_spec.B):
         summary["samples"] = _OTHER_BITS
-    return Built(runner, precision, compilation, in_spaces, experiment.agents.policy_map(), summary)
+    return Built(runner, precision, compilation, in_spaces, experiment.env_config(), summary)
 
 
 def _facts(algo: Algorithm) -> dict[str, str]:

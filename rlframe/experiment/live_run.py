@@ -78,7 +78,7 @@ class LiveRun:
     @property
     def policy(self) -> Policy | TeamPolicy:
         """Acts with the agent as it is: `run.policy.act(observation)`; of several policies, all (see load_policy)."""
-        return policy_of(self.agent, self._built.spaces, self._built.policies)
+        return policy_of(self.agent, self._built.spaces, self._built.env)
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:

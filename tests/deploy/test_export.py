@@ -16,7 +16,7 @@ import rlframe
 from rlframe import export, launch
 from rlframe.algos import dqn, td3
 from rlframe.deploy.export import FlatGreedy, _difference, trace
-from rlframe.envs import debug_envs
+from rlframe.envs import EnvOptions, debug_envs
 from rlframe.evaluation.policy import Policy
 from rlframe.models import ModelConfig
 from tests.agents import test_own_actor as own_actors
@@ -253,8 +253,35 @@ def test_an_action_that_is_one_number_has_no_axis() -> None:
     observations, actions = spaces.Box(-1, 1, (), np.float32), spaces.Box(2, 6, (), np.float32)
     policy = Policy(agent_for(observations, actions), observations, actions)
     for explore in (False, True):
-        assert actions.contains(np.asarray(policy.act(np.float32(0.5), explore)))
-        assert policy.act(np.zeros(3, np.float32), explore).shape == (3,)
+        assert actions.contains(np.asarray(policy.act(np.float32(0.5), explore=explore)))
+        assert policy.act(np.zeros(3, np.float32), explore=explore).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (EnvOptions(reward_scale=10.0), [20.0, -0.3]),
+        (EnvOptions(reward_scale=10.0, reward_clip="[-0.1,1]"), [1.0, -0.1]),
+        (EnvOptions(reward_clip="sign"), [1.0, -1.0]),
+    ],
+    ids=["scaled", "clipped", "sign"],
+)
+def test_a_policy_that_sees_rewards_takes_them_from_the_environment_as_they_are(
+    options: EnvOptions, seen: list[float]
+) -> None:
+    in_spaces = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    agent = agent_for(*in_spaces, feed_back=True)
+    scaling, plain, other = (
+        Policy(agent, *in_spaces, options=options),
+        Policy(agent, *in_spaces),
+        Policy(agent, *in_spaces),
+    )
+    np.testing.assert_array_equal(scaling.act(np.zeros(3)), plain.act(np.zeros(3)))
+    other.act(np.zeros(3))
+    for reward, as_learned in zip([2.0, -0.03], seen, strict=True):
+        found = scaling.act(np.zeros(3), reward)
+        np.testing.assert_allclose(found, plain.act(np.zeros(3), as_learned), rtol=1e-6)
+        assert not np.allclose(found, other.act(np.zeros(3), reward), rtol=1e-4)
 
 
 def test_what_is_no_observation_is_refused() -> None:
