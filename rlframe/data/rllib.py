@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import open_regular_file
-from rlframe.core.spaces import action_decoder
+from rlframe.core.spaces import action_decoder, action_parts, box_scaling
 from rlframe.data.episodes import Episode, shifted
 from rlframe.data.reading import fitted
 
@@ -91,7 +91,8 @@ def _episode(
     last = {**rows[-1], "truncated": not rows[-1]["terminated"]}
     info = {}
     if all("action_logp" in row for row in rows):
-        info["log_prob"] = np.array([row["action_logp"] for row in rows], np.float32)
+        log_prob = np.array([row["action_logp"] for row in rows], np.float32)
+        info["log_prob"] = log_prob if normalized else log_prob + _log_scale(action_space)
     every = [*rows[:-1], last]
     action = _array(action_space, [row["actions"] for row in rows], "actions")
     reward = np.array([row["rewards"] for row in rows], np.float32)
@@ -105,6 +106,12 @@ def _episode(
         np.array([row["truncated"] for row in every], np.bool_),
         info,
     )
+
+
+def _log_scale(action_space: Space) -> float:
+    """What is added to the log of a density of actions to make it that of canonical ones, of which Boxes are scaled."""
+    boxes = [box for _, box in action_parts(action_space) if isinstance(box, spaces.Box)]
+    return float(sum(np.log(box_scaling(box)[0]).sum() for box in boxes))
 
 
 def _array(space: Space, values: list[Any], name: str) -> np.ndarray:

@@ -202,4 +202,5 @@ def spaces_of(env: str) -> tuple[Space, Space, str]:
         made.close()
         return found
     except Exception as error:  # making an environment runs user code, which may raise anything
-        raise ConfigError(f"env={env:.100} cannot be made: {' '.join(str(error).split())[:200]}") from None
+        remedy = "; an import takes the id of a registered environment: gymnasium.register yours" if ":" in env else ""
+        raise ConfigError(f"env={env:.100} cannot be made: {' '.join(str(error).split())[:200]}{remedy}") from None

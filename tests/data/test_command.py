@@ -84,6 +84,7 @@ def _line(name: str) -> str:
         (["split", "test-v0", "into=x-v0,y-v0", "fraction=nan"], "fraction=nan must be a number"),
         (["describe", "test-v0", "out=x.foo"], "out=x.foo has no ending that says what kind of image it is"),
         (["describe", "none-v0"], "there is no dataset"),
+        (["import", "rows.json", "into=new-v0", "env=mine:Env"], "an import takes the id of a registered environment"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_makes_nothing(
@@ -135,10 +136,18 @@ def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys:
         "actions": [[-1.0], [0.5]],
         "rewards": [0, 0],
         "eps_id": [1, 1],
+        "action_logp": [-1.5, 0.5],
     }
     words = ["import", lines(root, free), "into=n-v0", "env=Pendulum-v1", "normalized_actions=true"]
     assert data.main(words) == 0
-    assert next(iter(open_dataset("n-v0").episodes())).action.tolist() == [[-2.0], [1.0]]
+    normalized = next(iter(open_dataset("n-v0").episodes()))
+    assert normalized.action.tolist() == [[-2.0], [1.0]]
+    assert normalized.info["log_prob"].tolist() == [-1.5, 0.5]
+    own = {**free, "actions": [[-2.0], [1.0]], "action_logp": [-1.5 - math.log(2), 0.5 - math.log(2)]}
+    assert data.main(["import", lines(root, own), "into=m-v0", "env=Pendulum-v1"]) == 0
+    as_they_are = next(iter(open_dataset("m-v0").episodes()))
+    assert as_they_are.action.tolist() == [[-2.0], [1.0]]
+    np.testing.assert_allclose(as_they_are.info["log_prob"], [-1.5, 0.5], atol=1e-6)
     for change, says in (
         ({"actions": [0, 7, 1, 0]}, "actions goes from 0 to 7"),
         ({"rewards": [1, math.nan, 3, 4]}, "rewards have NaN"),
