@@ -290,7 +290,8 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
             with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator:
                 episodes = _play_recorded(evaluator, run, options, number, on_episode)
     seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
-    found = report.Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
+    trained_for = trained.trained_for, trained.env_steps, trained.updates
+    found = report.Evaluation(run.name, trained.snapshot, *trained_for, seeds, episodes)
     if config.env_steps:
         share, played = math.ceil(config.env_steps / config.n_envs), sum(episode.length for episode in episodes)
         print(

@@ -19,8 +19,8 @@ from rlframe.record.directory import finite
 from rlframe.record.metrics import step_of
 
 RETURN_MEAN = "eval/return_mean"  # what training compares agents by
-_HEADER = ("run", "env_steps", "episodes", "return", "min", "max", "length")
-_COLUMNS = ("run", "snapshot", "env_steps", "episode", "env", "seed", "return", "length", "end")
+_HEADER = ("run", "trained for", "episodes", "return", "min", "max", "length")
+_COLUMNS = ("run", "snapshot", "env_steps", "updates", "episode", "env", "seed", "return", "length", "end")
 
 
 def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
@@ -70,7 +70,9 @@ class Evaluation:
 
     run: str  # as on the command line
     snapshot: Path
-    env_steps: int  # that the snapshot was trained for
+    trained_for: str  # of the snapshot: 100,000 env_steps
+    env_steps: int
+    updates: int
     seeds: Sequence[int]  # of the first reset of each environment
     episodes: Sequence[Trajectory]
 
@@ -101,21 +103,21 @@ class Evaluation:
     def facts(self) -> dict[str, Any]:
         """The summary and every episode, for JSON."""
         rows = [{"return": e.return_, "length": e.length, "terminated": e.terminated, **_own(e)} for e in self.episodes]
-        facts = {"snapshot": str(self.snapshot), "env_steps": self.env_steps, "n_episodes": len(rows)}
-        return {"run": self.run, **facts, **self.summary(), "episodes": rows}
+        facts = {"snapshot": str(self.snapshot), "env_steps": self.env_steps, "updates": self.updates}
+        return {"run": self.run, **facts, "n_episodes": len(rows), **self.summary(), "episodes": rows}
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each episode, for CSV; the environment's own statistics are env/<name>."""
         found = []
         for number, e in enumerate(self.episodes):
-            where = (self.run, self.snapshot.name, self.env_steps, number, e.env, self.seeds[e.env])
+            where = (self.run, self.snapshot.name, self.env_steps, self.updates, number, e.env, self.seeds[e.env])
             found.append({**dict(zip(_COLUMNS, (*where, e.return_, e.length, _end(e)), strict=True)), **_own(e)})
         return found
 
     def cells(self) -> tuple[str, ...]:
         """The texts below _HEADER."""
         mean, std, *rest = self._numbers()
-        return (printable(self.run), f"{self.env_steps:,}", str(len(self.episodes)), f"{mean} +- {std}", *rest)
+        return (printable(self.run), self.trained_for, str(len(self.episodes)), f"{mean} +- {std}", *rest)
 
 
 def _by_policy(episodes: Sequence[Trajectory]) -> str:

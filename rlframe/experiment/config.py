@@ -28,7 +28,7 @@ from rlframe.replay.make import PACKAGE as OF_REPLAYS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners.config import RunnerConfig
-from rlframe.runners.stop_rule import StopRule
+from rlframe.runners.stop_rule import StopRule, check_metric
 from rlframe.samplers import SamplerConfig
 from rlframe.system.cluster import RayOptions
 from rlframe.system.env_vars import check_env_vars
@@ -123,6 +123,8 @@ class Experiment:
             raise ConfigError(f"init_with={self.init_with} needs init=RUN_DIR, from which it takes them")
         if self.stop and (name := StopRule(self.stop).needs("eval")) and not self.evaluates:
             raise ConfigError(f"stop={self.stop:.200}: this run does not evaluate, so that {name} is never known")
+        if self.snapshot_best:
+            check_metric(self.snapshot_best.removeprefix("-"), f"snapshot_best={self.snapshot_best:.200}")
         if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"

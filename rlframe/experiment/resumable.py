@@ -56,10 +56,11 @@ def check_same_run(run: str, config: Mapping[str, Any], given: Mapping[str, Any]
     if set(fixed) - set(known_keys(Experiment, {**config, **given})):
         from_flat(config, given)  # raises ConfigError with the key that is meant
     if fixed:
+        own, restores = from_flat(config), ", and for its whole state with other numbers rlframe.restore"
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "
             f"(what can: {', '.join(_ADJUSTABLE)}, but not {', '.join(_FIXED)}); "
-            f"for a new run from its weights use init={run}, and for its whole state with other numbers rlframe.restore"
+            f"for a new run from its weights use init={run}{restores * all(can_change(key, own) for key in fixed)}"
         )
 
 
