@@ -45,7 +45,7 @@ class AgentsConfig:
         "", "true: critics see the environment's state() too; or module:function of the observations"
     )
     agent_id: bool = option(False, "agents observe which one they are, so that a shared policy can tell them apart")
-    league: LeagueConfig
+    league: LeagueConfig = chz.field(default_factory=LeagueConfig)
 
     @chz.validate
     def _check(self) -> None:

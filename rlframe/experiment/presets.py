@@ -129,13 +129,14 @@ def with_default(words: Mapping[str, str]) -> dict[str, str]:
 def presets_for(env: str, algo: str = "") -> list[str]:
     """The presets made for an environment, and with `algo` those of it: the one of the fewest keys first.
 
-    Those that nobody has measured come later, and those with a runner of their own last. Files that do not mention it
-    are not parsed.
+    Those that nobody has measured come later, and those with a runner of their own last. Files that do not mention both
+    are not parsed, but one that is `like` another may have its algorithm from there.
     """
     files = {name: f"{presets_dir()}/{name}.yaml" for name in preset_names()}
-    mention = [name for name, file in files.items() if env in _text(file, os.stat(file).st_mtime_ns)]
-    configs = {name: load_preset(name) for name in mention}
-    found = [name for name in mention if configs[name].get("env") == env]
+    texts = {name: _text(file, os.stat(file).st_mtime_ns) for name, file in files.items()}
+    named = [name for name, text in texts.items() if env in text and (algo.lower() in text or "like:" in text)]
+    configs = {name: load_preset(name) for name in named}
+    found = [name for name in named if configs[name].get("env") == env]
     if algo:
         found = [name for name in found if configs[name].get("algo") == algo.lower()]
     return sorted(found, key=lambda name: ("runner" in configs[name], not is_measured(name), len(configs[name]), name))
