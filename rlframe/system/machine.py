@@ -213,8 +213,23 @@ def n_cpus() -> int:
 
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
-_REFRESH = 10  # looks between searches for new children, which read every process of the machine
+_REFRESH = 10  # looks between searches for new children
 _BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """All processes below one, as Linux lists them by thread; psutil would read every process of the machine."""
+    if not os.path.exists(f"/proc/{process.pid}/task/{process.pid}/children"):
+        return list(process.children(recursive=True))
+    found, pids = list[psutil.Process](), [process.pid]
+    for pid in pids:  # and those that are found
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile
+            if pid != process.pid:
+                found.append(psutil.Process(pid))
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
 
 
 class FreeCpus:
@@ -250,7 +265,7 @@ class FreeCpus:
         """CPU seconds of this process and of its children; those that have ended count through their parent."""
         me = psutil.Process()
         if self._n_looks % _REFRESH == 0:
-            self._children = me.children(recursive=True)
+            self._children = children_of(me)
         self._n_looks += 1
         total = sum(me.cpu_times()[:4])
         for child in self._children:
@@ -272,7 +287,7 @@ class Usage:
         """Resident memory in MB, shared pages counted in each process, and CPUs used since the last call."""
         resident: dict[int, int] = {}
         seconds: dict[int, float] = {}
-        for process in (self._process, *self._process.children(recursive=True)):
+        for process in (self._process, *children_of(self._process)):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has exited meanwhile
                 times = process.cpu_times()
                 resident[process.pid] = process.memory_info().rss
