@@ -75,10 +75,10 @@ def test_transitions_equal_the_history(
 ) -> None:
     for seed, T in enumerate((1, 4, 7)):
         history = History(3, kind, black=black, seed=seed)
-        replay = replay_for(history, NStep(0.5, n), T, 23, config, alpha=alpha, previous=previous)
+        replay = replay_for(history, NStep(0.5, n), T, 16, config, alpha=alpha, previous=previous)
         rng = np.random.default_rng(seed)
         offset = replay._storages[0].rows_before
-        for _ in range(60 // T):
+        for _ in range(42 // T):
             replay.append(history.batch(T))
             if replay.n_choices:
                 drawn = replay.sample(8, beta=0.5)
@@ -91,9 +91,9 @@ def test_transitions_equal_the_history(
 def test_sequences_equal_the_history(kind: str, config: dict[str, Any], T: int, length: int) -> None:
     for seed, alpha in enumerate((0.0, 0.9)):
         history = History(3, kind, seed=seed)
-        replay = replay_for(history, FixedSequence(length), T, 31, config, alpha=alpha, previous=True)
+        replay = replay_for(history, FixedSequence(length), T, 20, config, alpha=alpha, previous=True)
         offset = replay._storages[0].rows_before
-        for _ in range(70 // T):
+        for _ in range(45 // T):
             replay.append(history.batch(T))
             if replay.n_choices:
                 drawn = replay.sample(4, beta=0.5)

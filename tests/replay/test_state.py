@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,13 @@ from tests.replay.history import History
 
 Saved = Callable[[Any], Any]
 READERS = [NStep(0.5), NStep(0.5, 3), FixedSequence(5)]
+CONFIGS: list[dict[str, Any]] = [{}, {"compress": True}, {"kind": "device"}, {"kind": "disk"}]
+RESTORED = [  # fast: each pair of values
+    pytest.param(config, alpha, reader, n, id=f"{config}-{alpha}-{reader}-{n}", marks=[pytest.mark.slow] * (i % 2))
+    for config in CONFIGS
+    for k, (alpha, reader, n) in enumerate(itertools.product((0.0, 0.6), READERS, (2, 9)))
+    for i in [CONFIGS.index(config) + k // 6 + k // 2 % 3 + k % 2]
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +45,9 @@ def saved(tmp_path: Path) -> Callable[[Any], Any]:
     return lambda state: load_snapshot(save_snapshot(tmp_path, state, {"env_steps": 0}))[0]
 
 
-@pytest.mark.parametrize("n_batches", [2, 9], ids=["part", "full"])
-@pytest.mark.parametrize("reader", READERS, ids=str)
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-@pytest.mark.parametrize("config", [{}, {"compress": True}, {"kind": "device"}, {"kind": "disk"}], ids=str)
+@pytest.mark.parametrize(("config", "alpha", "reader", "n_batches"), RESTORED)
 def test_a_restored_replay_samples_the_same(
-    reader: Any, alpha: float, config: dict[str, Any], n_batches: int, saved: Saved
+    config: dict[str, Any], alpha: float, reader: Any, n_batches: int, saved: Saved
 ) -> None:
     history, rng = History(2, "both"), np.random.default_rng(0)
     one = replay_for(history, reader, L=26, config=config, alpha=alpha, previous=True)
