@@ -262,7 +262,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
         raise ConfigError(_install_message(id_, extra))
     if rest not in gymnasium.registry:
         atari.register_atari()
-    if rest not in gymnasium.registry:
+    if rest not in gymnasium.registry and not pettingzoo.has(rest):
         _register_plugins(namespace)
     if rest not in gymnasium.registry and (several := pettingzoo.find_multi_agent(rest)):
         return several

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
@@ -72,6 +73,13 @@ def find_multi_agent(id_: str) -> Callable[..., Any] | None:
     if family in _FAMILIES:
         raise ConfigError(f"env={id_}: PettingZoo has no environment of this name{nearest(id_, known())}")
     return None
+
+
+def has(id_: str) -> bool:
+    """Whether `find_multi_agent` finds one of this name."""
+    with contextlib.suppress(ConfigError):
+        return id_.partition("/")[0] in _FAMILIES and find_multi_agent(id_) is not None
+    return False
 
 
 def name_of_function(value: Any) -> str:
