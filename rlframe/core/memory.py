@@ -1,8 +1,11 @@
 """Free memory, as this process may use it."""
 
+from itertools import accumulate
 from pathlib import Path
 
 import psutil
+
+_UNLIMITED = 1 << 60  # bytes: version 1 writes the largest number of pages for no limit
 
 
 def available_memory() -> int:
@@ -12,14 +15,14 @@ def available_memory() -> int:
 
 
 def _control_groups() -> list[Path]:
-    """The folders from the process's own group up to the root, for versions 1 and 2 of Linux's control groups."""
+    """The folders from the root down to the process's own group, for versions 1 and 2 of Linux's control groups."""
     root, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
     groups = [root, root / "memory"]
     for line in own.read_text(encoding="utf-8").splitlines() if own.is_file() else ():
         number, controllers, path = line.split(":", 2)
         if number == "0" or "memory" in controllers.split(","):
-            inner = (root if number == "0" else root / "memory") / path.lstrip("/")
-            groups += [inner, *inner.parents]
+            top = root if number == "0" else root / "memory"
+            groups += accumulate(Path(path).parts[1:], Path.joinpath, initial=top)
     return list(dict.fromkeys(groups))
 
 
@@ -31,7 +34,7 @@ def _remaining(group: Path, default: int) -> int:
     ):
         try:
             bound = (group / limit).read_text(encoding="utf-8").strip()
-            if bound == "max":
+            if bound == "max" or int(bound) > _UNLIMITED:
                 return default
             used = int((group / usage).read_text(encoding="utf-8"))
             counts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
