@@ -240,13 +240,13 @@ PENDULUM = "env=Pendulum-v1 env.max_episode_steps=20"
     [
         "algo=a2c env=CartPole-v1 algo.explore=none",
         f"algo=a2c {PENDULUM} algo.explore=gsde",
-        f"algo=sac {PENDULUM} algo.explore=gsde algo.random_steps=100 algo.learning_starts=500",
-        f"algo=sac {PENDULUM} algo.explore=sample_hold algo.random_steps=100 algo.learning_starts=500",
+        f"algo=sac {PENDULUM} algo.explore=gsde algo.random_steps=100 algo.learning_starts=250",
+        f"algo=sac {PENDULUM} algo.explore=sample_hold algo.random_steps=100 algo.learning_starts=250",
     ],
 )
 def test_probabilities_of_actions_that_were_not_drawn_by_them_are_not_recorded(tmp_path: Path, words: str) -> None:
     others = [word for word in RUN if not word.startswith(("algo=", "env="))]
-    given = [*others, *words.split(), "runner.n_steps=512", f"log_dir={tmp_path}", f"record={tmp_path}/own-v0"]
+    given = [*others, *words.split(), "runner.n_steps=256", f"log_dir={tmp_path}", f"record={tmp_path}/own-v0"]
     assert launch.main(given) == 0
     found = np.concatenate([each.info["log_prob"] for each in open_dataset(tmp_path / "own-v0").episodes()])
     assert np.isnan(found).all()

@@ -227,9 +227,14 @@ def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_
     assert recorder.calls[-1] == "end"
 
 
-@pytest.mark.parametrize("hook", ["on_batch", "on_episode"])
 @pytest.mark.parametrize(
-    ("algo", "says"), [("ppo algo.minibatches=2", "is lost"), ("dqn algo.learning_starts=32", "exactly")]
+    ("algo", "says", "hook"),
+    [
+        ("ppo algo.minibatches=2", "is lost", "on_batch"),
+        ("dqn algo.learning_starts=32", "exactly", "on_episode"),
+        pytest.param("ppo algo.minibatches=2", "is lost", "on_episode", marks=pytest.mark.slow),
+        pytest.param("dqn algo.learning_starts=32", "exactly", "on_batch", marks=pytest.mark.slow),
+    ],
 )
 def test_an_error_in_a_hook_loses_no_episode_and_the_resume_says_if_a_batch_is_lost(
     algo: str, says: str, hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
