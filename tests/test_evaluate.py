@@ -53,11 +53,6 @@ def test_an_evaluation_is_repeatable_and_depends_on_its_seed(run, tmp_path):
     assert returns(0, "a") != returns(1, "c")
 
 
-def test_a_snapshot_is_evaluated_like_its_run(run, capsys):
-    assert main([str(run / "snapshot" / "last"), "n_episodes=2"]) == 0
-    assert "2 episodes" in capsys.readouterr().out
-
-
 def test_every_episode_is_a_video_file(run, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
@@ -223,8 +218,3 @@ def test_a_film_is_not_written_through_a_link(run, tmp_path):
     assert main([str(run), "n_episodes=1", f"video={tmp_path}"]) == 0
     assert outside.read_text() == "precious"
     assert not (tmp_path / "episode_0.mp4").is_symlink()
-
-
-def test_a_path_without_a_run_is_refused(tmp_path, capsys):
-    assert main([str(tmp_path / "nothing")]) != 0
-    assert "Traceback" not in capsys.readouterr().err

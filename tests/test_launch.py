@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import shlex
-import shutil
 import signal
 from pathlib import Path
 
@@ -38,10 +37,6 @@ def launch(log_dir: Path, *words: str) -> int:
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "progress.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-def weights(run: Path) -> dict:
-    return load_snapshot(resolve_snapshot(run))[0]["agent"]
 
 
 def test_a_run_leaves_the_files_of_the_contract_and_prints_the_commands_to_type_next(tmp_path, capsys):
@@ -88,14 +83,6 @@ def test_one_seed_gives_one_result_and_another_seed_another(tmp_path, algo):
     assert metrics("one") != metrics("other")
 
 
-def test_a_run_is_never_overwritten(tmp_path, capsys):
-    assert launch(tmp_path, "env=CartPole-v1") == 0
-    before = (tmp_path / "run_0" / "progress.csv").read_bytes()
-    assert launch(tmp_path, "env=CartPole-v1") == 2
-    assert "never overwritten" in capsys.readouterr().err
-    assert (tmp_path / "run_0" / "progress.csv").read_bytes() == before
-
-
 def test_resume_continues_from_the_snapshot_without_a_duplicate_or_missing_row(tmp_path):
     assert launch(tmp_path, "env=CartPole-v1") == 0
     run = tmp_path / "run_0"
@@ -131,16 +118,6 @@ def test_a_metric_for_best_that_no_run_has_is_named_at_the_first_report(tmp_path
     assert "did you mean eval/return_mean" in capsys.readouterr().err
 
 
-def test_a_run_killed_after_a_row_resumes_with_the_rows_it_would_have_had(tmp_path):
-    assert launch(tmp_path, "env=CartPole-v1", "snapshot_mode=all") == 0
-    run = tmp_path / "run_0"
-    for later in list_snapshots(run / "snapshot")[1:]:
-        shutil.rmtree(later)  # as if killed after the first row
-    assert main([f"resume={run}"]) == 0
-    steps = [int(row["env_steps"]) for row in rows(run)]
-    assert [step // 128 for step in steps] == [0, 1, 2]
-
-
 def test_resuming_a_complete_run_says_so(tmp_path, capsys):
     assert launch(tmp_path, "env=CartPole-v1") == 0
     capsys.readouterr()
@@ -157,22 +134,6 @@ def test_resume_refuses_to_change_settings_that_decide_the_result(tmp_path, caps
     assert main([f"resume={tmp_path / 'run_0'}", "n_steps=500"]) == 2
     assert "unknown key n_steps; did you mean runner.n_steps?" in capsys.readouterr().err
     assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
-
-
-def test_init_starts_a_new_run_from_trained_weights(tmp_path):
-    assert launch(tmp_path / "first", "env=CartPole-v1") == 0
-    source = tmp_path / "first" / "run_0"
-    words = ("env=CartPole-v1", f"init={source}", "algo.learning_rate=0", "seed=9")
-    assert launch(tmp_path / "second", *words) == 0
-    for name, value in weights(source).items():
-        assert (weights(tmp_path / "second" / "run_0")[name] == value).all(), name
-
-
-def test_init_from_another_network_is_refused(tmp_path, capsys):
-    assert launch(tmp_path / "first", "env=CartPole-v1") == 0
-    assert launch(tmp_path / "second", "env=Acrobot-v1", f"init={tmp_path / 'first' / 'run_0'}") == 2
-    assert "another network" in capsys.readouterr().err
-    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "shape"])

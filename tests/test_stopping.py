@@ -1,5 +1,6 @@
 """Signals to real runs in every part of the loop: the run ends within 10 s, can be resumed, and no process remains."""
 
+import json
 import os
 import re
 import signal
@@ -76,13 +77,8 @@ def test_a_run_at_its_time_limit_exits_with_0_and_can_be_resumed(
     assert launch.main([f"log_dir={tmp_path}", *words]) == 0
     assert "the time is over (runner.max_time_s=0.5)" in capsys.readouterr().out
     steps = load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"]
+    assert json.loads((tmp_path / "run_0/result.json").read_text())["env_steps"] == steps > 0
     assert launch.main([f"resume={tmp_path / 'run_0'}", f"runner.n_steps={steps + 64}", "runner.max_time_s=0"]) == 0
-
-
-@pytest.mark.parametrize("word", ["runner.max_time_s=-1", "runner.nonfinite=stpo"])
-def test_impossible_limits_are_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["env=CartPole-v1", word]) == 2
-    assert word.partition("=")[0].removeprefix("runner.") in capsys.readouterr().err
 
 
 def raises_at_ctrl_c(pid: int) -> bool:

@@ -11,9 +11,8 @@ import torch
 from gymnasium import Space, spaces
 
 from rlframe.agents import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
-from rlframe.agents.base import NoiseBuffer
 from rlframe.core.errors import ConfigError
-from rlframe.core.struct import leaves, map_tree, zeros_like
+from rlframe.core.struct import map_tree, zeros_like
 from rlframe.core.types import AgentInputs
 from rlframe.models import ModelConfig
 from tests.models.test_numpy_inference import IMAGE, MIXED, VECTOR, inputs_for
@@ -262,17 +261,6 @@ def test_several_images_act_in_torch() -> None:
         agent = agent_for(SquashedGaussian, BOX, observation)
         assert agent.numpy_step(3) is None
         assert act(agent, 3, agent.noise(np.random.default_rng(0), (3,)), observation).shape == (3, 3)
-
-
-def test_noise_of_an_environment_does_not_depend_on_its_company() -> None:
-    agent = agent_for(SquashedGaussian, BOX)
-    alone, together = (
-        NoiseBuffer(agent, 4, len(seeds), [np.random.default_rng(seed) for seed in seeds]) for seeds in ([7], [5, 7, 9])
-    )
-    alone.draw()
-    together.draw()
-    for one, many in zip(leaves(alone.arrays), leaves(together.arrays), strict=True):
-        np.testing.assert_array_equal(one[:, 0], many[:, 1])
 
 
 def test_levels_are_saved_with_the_agent() -> None:

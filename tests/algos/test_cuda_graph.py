@@ -166,11 +166,15 @@ def test_graphs_learn_what_is_learned_without(name: str, as_on_a_gpu: None) -> N
 
 
 @every
-def test_steps_that_are_launched_are_those_that_are_waited_for(name: str) -> None:
+def test_steps_that_are_launched_are_those_that_are_waited_for_and_so_are_their_saved_states(name: str) -> None:
     data, waits, algo = batches(name), made(name), made(name)
     launch(algo)
     assert_alike_metrics(learned(algo, data), learned(waits, data))
     assert_alike(algo, waits, rtol=1e-4, atol=1e-5)
+    for mine, its in zip(steps_of(algo), steps_of(waits), strict=True):
+        assert mine.state_dict()["param_groups"] == its.state_dict()["param_groups"]
+        its.load_state_dict(decode(*kept(mine.state_dict())))
+        torch.testing.assert_close(its.state_dict(), mine.state_dict(), rtol=0, atol=0)
 
 
 def assert_alike_metrics(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
@@ -259,18 +263,6 @@ def test_a_saved_state_counts_the_newest_skipped_step(name: str) -> None:
     for step in steps_of(algo):
         step.check()
     assert saved == algo.progress.skipped >= 1
-
-
-@every
-def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str) -> None:
-    data, waits, algo = batches(name, 4), made(name), made(name)
-    launch(algo)
-    for each in (waits, algo):
-        learned(each, data)
-    for mine, its in zip(steps_of(algo), steps_of(waits), strict=True):
-        assert mine.state_dict()["param_groups"] == its.state_dict()["param_groups"]
-        its.load_state_dict(decode(*kept(mine.state_dict())))
-        torch.testing.assert_close(its.state_dict(), mine.state_dict(), rtol=0, atol=0)
 
 
 def of_images(device: str = "cpu") -> Any:

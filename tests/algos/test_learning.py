@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe.algos import a2c, pg, ppo
+from rlframe.algos import a2c, appo, impala, pg, ppo
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -18,8 +18,10 @@ from tests.variants import variants
 PPO: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 4, "minibatches": 2, "clip": 0.2, "entropy_coef": 0.0}
 A2C: dict[str, Any] = {"learning_rate": 1e-2, "entropy_coef": 0.0, "optimizer": "adam", "normalize_advantage": True}
 PG: dict[str, Any] = {"learning_rate": 2e-2}
-ALGOS = [(ppo, PPO), (a2c, A2C), (pg, PG)]
-NAMES = ["ppo", "a2c", "pg"]
+IMPALA: dict[str, Any] = {"learning_rate": 1e-2, "entropy_coef": 0.0, "optimizer": "adam"}
+APPO: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 4, "minibatches": 2, "entropy_coef": 0.0}
+ALGOS = [(ppo, PPO), (a2c, A2C), (pg, PG), (impala, IMPALA), (appo, APPO)]
+NAMES = ["ppo", "a2c", "pg", "impala", "appo"]
 SLOW = pytest.mark.slow
 
 
@@ -51,7 +53,12 @@ def test_ppo_names_what_it_sees_in_every_action_space(action: str) -> None:
 
 @pytest.mark.parametrize(
     ("module", "settings", "action"),
-    [(a2c, A2C, "discrete_start"), pytest.param(pg, PG, "dict", marks=SLOW)],
+    [
+        (a2c, A2C, "discrete_start"),
+        pytest.param(pg, PG, "dict", marks=SLOW),
+        (impala, IMPALA, "discrete_start"),
+        pytest.param(appo, APPO, "dict", marks=SLOW),
+    ],
     ids=NAMES[1:],
 )
 def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
@@ -73,7 +80,11 @@ def test_ppo_with_memory_remembers(memory: str) -> None:
     assert score > 0.95
 
 
-@pytest.mark.parametrize(("module", "settings"), [(a2c, A2C), pytest.param(pg, PG, marks=SLOW)], ids=NAMES[1:])
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [(a2c, A2C), pytest.param(pg, PG, marks=SLOW), (impala, IMPALA), pytest.param(appo, APPO, marks=SLOW)],
+    ids=NAMES[1:],
+)
 def test_the_others_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
     _, score = trained(module, settings, debug_envs.memory, 35, T=12, delay=2, **model)
@@ -124,13 +135,13 @@ def values_learned(module: Any, settings: dict[str, Any], env: Any, **kwargs: An
     return trained(module, {**settings, **VALUE, "learning_rate": rate}, env, n_batches, T=12, B=4, **kwargs)[0]
 
 
-@pytest.mark.parametrize(("module", "settings"), VALUED, ids=NAMES)
+@pytest.mark.parametrize(("module", "settings"), VALUED, ids=NAMES[:3])
 def test_truncation_bootstraps_to_the_endless_sum(module: Any, settings: dict[str, Any]) -> None:
     agent = values_learned(module, settings, blind_time_limit, ends="truncated")
     assert state_values(agent, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
 
 
-@pytest.mark.parametrize(("module", "settings"), VALUED, ids=NAMES)
+@pytest.mark.parametrize(("module", "settings"), VALUED, ids=NAMES[:3])
 def test_termination_ends_the_sum(module: Any, settings: dict[str, Any]) -> None:
     agent = values_learned(module, settings, debug_envs.time_limit, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1

@@ -15,7 +15,8 @@ from rlframe.core.struct import map_tree
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.models import ModelConfig
 from rlframe.replay import Transitions
-from tests.algos.test_qmix import PAYOFF, STATE, Fixed, rows_at
+from tests.algos.learners import OneBatch
+from tests.algos.test_qmix import PAYOFF, STATE, rows_at
 
 ACTION = spaces.Box(-1, 1, (1,), np.float32)
 NET = ModelConfig(hidden=(32,), activation="relu")
@@ -81,7 +82,7 @@ def made(batch: Transitions, n_agents: int = 2, **settings: Any) -> maddpg.MADDP
     agent = config.make_agent(STATE, ACTION, NET, 0)
     exploration = config.make_joint(agent, n_agents, BatchSpec(4, 2), 100).exploration
     critic = config.make_joint_critic(agent, n_agents)
-    return maddpg.MADDPG(agent, critic, Fixed(batch), exploration, 100, config)  # type: ignore[arg-type]
+    return maddpg.MADDPG(agent, critic, OneBatch(batch), exploration, 100, config)  # type: ignore[arg-type]
 
 
 def actions_in(algo: maddpg.MADDPG, state: int) -> Tensor:

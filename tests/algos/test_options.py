@@ -24,12 +24,11 @@ from rlframe.models import ModelConfig
 from rlframe.replay import InMemory, NStep
 from rlframe.replay.select import PRIORITY_EPSILON
 from tests.algos import test_ddpg, test_sac, test_td3
-from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
+from tests.algos.learners import OneBatch, learner, target_q, transitions, updated, write_critic, write_linear
 from tests.algos.q_table import transitions as choices
 from tests.algos.table import one_step_episodes, table_agent
 from tests.algos.test_dqn import algo_for, learn, made, run
 from tests.algos.test_losses import HALF, PLAIN, RATIOS, moved, ppo_update, ratios
-from tests.algos.test_qmix import Fixed
 from tests.algos.test_r2d1 import MEMORY, sequences
 
 TANH_HALF = math.tanh(0.5)
@@ -81,7 +80,7 @@ def test_the_target_moves_by_target_tau_every_target_interval(tau: float, expect
     with torch.no_grad():
         algo.target.table.fill_(5.0)
         algo.agent.model.table.fill_(1.0)
-    algo.replay = Fixed(choices([0], [0], [1.0], [0.0], [0]))  # type: ignore[assignment]
+    algo.replay = OneBatch(choices([0], [0], [1.0], [0.0], [0]))  # type: ignore[assignment]
     for value in expected:
         for n in range(2):
             before = algo.target.table[0, 0, 0].item()
@@ -207,27 +206,6 @@ def test_what_means_nothing_is_refused_in_one_line(
     assert REFUSED[given] in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
-
-
-def two_critics(**settings: Any) -> ddpg.DDPG:
-    """That of test_ddpg with a second critic Q2 = 2s + a - 1, Q2' = 9 + 3a."""
-    algo = test_ddpg.by_hand(n_critics=2, **settings)
-    write_critic(algo.critic.networks, 1, [[2.0, 1.0]], [-1.0])
-    write_critic(algo.critic.target, 1, [[0.0, 3.0]], [9.0])
-    return algo
-
-
-def test_two_critics_of_ddpg_descend_the_sum_of_their_errors_towards_the_least_target() -> None:
-    algo = two_critics(prioritized=True)
-    metrics = updated(algo, test_ddpg.two_rows())
-    targets = [0.25 + 0.9 * (9 - 3 * TANH_HALF), 3.0]
-    errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
-    assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
-    assert algo.replay.told.tolist() == pytest.approx(np.abs(errors).mean(0).tolist(), rel=1e-4)
-    bias = algo.critic.networks.network.layers.parameters[0][1]
-    assert [bias.grad[k].item() for k in (0, 1)] == pytest.approx([sum(row) for row in errors], rel=1e-5)
-    a, b = TANH_HALF, math.tanh(1.0)
-    assert metrics["policy_loss"] == pytest.approx(-(1 + 2 * a + 0.5 + 2 + 2 * b + 0.5) / 2, rel=1e-5)
 
 
 def test_ddpg_with_td3s_options_is_td3() -> None:

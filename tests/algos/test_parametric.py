@@ -25,8 +25,8 @@ from rlframe.replay import InMemory, Transitions
 from rlframe.rollout.inference import rows_keep_their_bits
 from tests.envs.test_restore import kinds, restored
 from tests.runners.resumed import assert_resumed_exactly, words
-from tests.samplers.made import assert_equal
-from tests.samplers.test_same_samples import history, sampler
+from tests.samplers.made import assert_batches_equal, split
+from tests.samplers.test_same_samples import history
 
 A, D, S = 4, 2, 2
 ENTRIES = {"available_actions": spaces.Box(-9, 9, (A, D), np.float32), "state": spaces.Box(-9, 9, (S,), np.float32)}
@@ -252,11 +252,9 @@ def test_an_embedding_of_one_number_trains_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["cpu2", "gpu2"])
 def test_samplers_with_workers_give_the_batches_of_the_serial_one(how: str) -> None:
     kwargs, model = {"n": 5, "size": 3, "max_episode_steps": 9}, {"action_embedding": 4}
-    one = list(history(sampler("serial", debug_envs.hidden_cartpole, kwargs, 3, **model)))
-    other = list(history(sampler(how, debug_envs.hidden_cartpole, kwargs, 3, **model)))
-    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
-        assert_equal(samples, others)
-        assert trajectories == other_trajectories
+    one = list(history(split("serial", debug_envs.hidden_cartpole, kwargs, 3, **model)))
+    other = list(history(split(how, debug_envs.hidden_cartpole, kwargs, 3, **model)))
+    assert_batches_equal(one, other)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -13,13 +13,13 @@ from rlframe.algos import pqn
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs, make_envs
-from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig, ExploreState
 from rlframe.models import ModelConfig
 from rlframe.ops.returns import lambda_return
 from rlframe.optimizers import SGDConfig
 from rlframe.samplers import SerialSampler
 from tests.algos.q_table import table_agent
+from tests.algos.test_dqn import score
 from tests.samplers.made import assert_equal, copied
 from tests.variants import variants
 
@@ -54,12 +54,6 @@ def trained(env: Any, n_batches: int, T: int = 16, B: int = 16, **more: Any) -> 
     for _ in range(n_batches):
         learn(algo, sampler.collect())
     return algo.agent
-
-
-def score(agent: Any, env: Any, **kwargs: Any) -> float:
-    """Mean greedy return of 40 episodes."""
-    evaluator = Evaluator(EnvConfig(env, kwargs, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
-    return float(np.mean([t.return_ for t in evaluator.play()]))
 
 
 def by_hand(q: list[list[float]], reward: list[float], terminated: list[bool], valid: list[bool]) -> Samples:

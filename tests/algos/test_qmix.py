@@ -24,6 +24,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.central import CentralView
 from rlframe.optimizers import AdamConfig
 from rlframe.replay import Transitions
+from tests.algos.learners import OneBatch
 
 STATE, TWO = spaces.Dict({"agent_id": spaces.Discrete(2), "observation": spaces.Discrete(3)}), spaces.Discrete(2)
 NET = ModelConfig(hidden=(32,), activation="relu")
@@ -71,24 +72,12 @@ def every_transition() -> Transitions:
     )
 
 
-class Fixed:
-    """A replay that always samples the same rows."""
-
-    n_rows = 1
-
-    def __init__(self, batch: Transitions) -> None:
-        self.batch = batch
-
-    def sample(self, n: int, beta: float = 0.0) -> Transitions:
-        return self.batch
-
-
 def made(batch: Transitions, seed: int = 0, space: Any = STATE, **settings: Any) -> Any:
     quick: dict[str, Any] = {"learning_rate": 1e-2, "target_interval": 5, "optimizer": AdamConfig(epsilon=1e-8)}
     config = qmix.Config(**{"explore": EpsilonConfig(epsilon=1.0)} | quick | settings)
     agent = config.make_agent(space, TWO, NET, seed)
     exploration = config.make_joint(agent, 2, BatchSpec(4, 2), 100, seed).exploration
-    return qmix.QMIX(agent, config.make_mixer(agent, 2, seed), Fixed(batch), exploration, 100, config, seed)  # type: ignore[arg-type]
+    return qmix.QMIX(agent, config.make_mixer(agent, 2, seed), OneBatch(batch), exploration, 100, config, seed)  # type: ignore[arg-type]
 
 
 def table(algo: Any, state: int) -> Tensor:
@@ -128,7 +117,7 @@ def test_independent_learners_value_the_risky_game_by_a_random_partner() -> None
     )
     config = dqn.Config(learning_rate=2e-2, target_interval=5, huber_delta=float("inf"), n_step=1)
     agent = config.make_agent(STATE, TWO, NET, 0)
-    algo = dqn.DQN(agent, Fixed(columns), config.make_exploration(BatchSpec(4, 2), 100), 100, config)  # type: ignore[arg-type]
+    algo = dqn.DQN(agent, OneBatch(columns), config.make_exploration(BatchSpec(4, 2), 100), 100, config)  # type: ignore[arg-type]
     for _ in range(200):
         algo.update()
     q = agent(agent_rows(inputs_at([0, 1, 2])), ())[0].detach().view(3, 2, 2)  # state, agent, action

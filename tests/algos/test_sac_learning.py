@@ -66,15 +66,13 @@ def state_values(algo: Any, n: int) -> list[float]:
         return algo.critic.q(torch.arange(n)).mean((0, 2)).tolist()
 
 
-@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_truncation_bootstraps_to_the_endless_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 400, ends="truncated")
+def test_truncation_bootstraps_to_the_endless_sum() -> None:
+    algo, _ = trained(sac, {**COLD, "n_step": 3}, blind_time_limit, 400, ends="truncated")
     assert state_values(algo, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
 
 
-@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_termination_ends_the_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 400, ends="terminated", length=5)
+def test_termination_ends_the_sum() -> None:
+    algo, _ = trained(sac, {**COLD, "n_step": 3}, debug_envs.time_limit, 400, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
     assert state_values(algo, 6)[:5] == pytest.approx(expected, rel=0.05)
 

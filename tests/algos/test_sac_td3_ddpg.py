@@ -19,6 +19,8 @@ from tests.runners.resumed import count_equal
 
 MODULES = {"ddpg": ddpg, "td3": td3, "sac": sac}
 every = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
+KINDS = [(ddpg, LEVEL), (td3, LEVEL), (sac, LEVEL), (sac, spaces.Discrete(3))]
+every_kind = pytest.mark.parametrize(("module", "action"), KINDS, ids=["ddpg", "td3", "sac", "discrete_sac"])
 SEEN = spaces.Box(-2.0, 4.0, (1,), np.float32)  # by debug_envs.identity(action="box")
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 CONVOLUTIONS = {"channels": (4,), "kernels": (3,), "strides": (2,), "image_hidden": (8,)}
@@ -95,17 +97,17 @@ def test_a_cut_episode_bootstraps_from_its_last_observation_and_a_terminated_one
     assert min(ends.values()) > 10, "every way to end was drawn"
 
 
-@every
+@every_kind
 @pytest.mark.parametrize(
     ("space", "normalize"),
     [(IMAGE, False), (MIXED, True), (spaces.Discrete(4), True)],
     ids=["image", "dict", "discrete"],
 )
-def test_every_observation_is_learned_from(module: Any, space: Space, normalize: bool) -> None:
+def test_every_observation_is_learned_from(module: Any, action: Space, space: Space, normalize: bool) -> None:
     model = {"hidden": (8,), "normalize_observation": normalize, **({} if space.shape == () else CONVOLUTIONS)}
-    algo = learner(module, space, LEVEL, model=model, replay_ratio=2.0)
+    algo = learner(module, space, action, model=model, replay_ratio=2.0)
     before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
-    metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=LEVEL))
+    metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=action))
     assert metrics
     assert all(math.isfinite(value) for each in metrics for value in each.values())
     after = [*algo.agent.parameters(), *algo.online]
@@ -120,15 +122,6 @@ def test_actions_of_every_shape_are_learned(module: Any, shape: tuple[int, ...])
     metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=SEEN, action=box))
     assert all(math.isfinite(value) for each in metrics for value in each.values())
     assert algo.replay.sample(3).action.shape == (3, *shape)
-
-
-@pytest.mark.parametrize("space", [IMAGE, MIXED], ids=["image", "dict"])
-def test_discrete_sac_learns_from_every_observation(space: Space) -> None:
-    algo = learner(sac, space, spaces.Discrete(3), model={"hidden": (8,), **CONVOLUTIONS}, replay_ratio=2.0)
-    before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
-    assert learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=spaces.Discrete(3)))
-    after = [*algo.agent.parameters(), *algo.online]
-    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 @every
@@ -160,8 +153,6 @@ def kept(state: Any) -> tuple[Any, dict[str, Any]]:
     }
 
 
-KINDS = [(ddpg, LEVEL), (td3, LEVEL), (sac, LEVEL), (sac, spaces.Discrete(3))]
-every_kind = pytest.mark.parametrize(("module", "action"), KINDS, ids=["ddpg", "td3", "sac", "discrete_sac"])
 MODEL = {"hidden": (8,), "normalize_observation": True}
 
 

@@ -18,7 +18,7 @@ from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.optimizers import AdamWConfig, MuonConfig, OwnConfig, RAdamConfig, RMSPropConfig, SGDConfig
 from rlframe.replay import InMemory
-from tests.algos.learners import collected, learner
+from tests.algos.learners import collected, learn, learner
 from tests.variants import variants
 
 RUN = 48  # env_steps
@@ -61,21 +61,12 @@ def numbers(name: str) -> dict[str, float]:
     return found
 
 
-def learned(algo: Any, data: list[Any]) -> list[dict[str, float]]:
-    found = []
-    for samples in data:
-        algo.receive(samples)
-        while algo.updates_due():
-            found.append({key: float(x) for key, x in algo.update().items()})
-    return found
-
-
 @every
 def test_a_level_schedule_of_every_field_learns_what_the_numbers_learn(name: str) -> None:
     given = numbers(name)
     one, other = made(name, **given), made(name, **{key: f"linear({x!r},{x!r})" for key, x in given.items()})
     data = collected(CASES[name][1], one.agent, BATCHES, (4, 2))
-    assert learned(one, data) == learned(other, data)
+    assert learn(one, data) == learn(other, data)
     for mine, its in zip(one.agent.parameters(), other.agent.parameters(), strict=True):
         assert torch.equal(mine, its)
     logged = {key.removeprefix("algo/") for key in other.counters()}
@@ -88,12 +79,12 @@ def test_a_stopped_and_resumed_schedule_is_an_undisturbed_one(name: str) -> None
     given = {key: f"cosine({x!r},{0.5 * x!r})" for key, x in numbers(name).items()}
     whole, other = made(name, **given), made(name, **given)
     data = collected(CASES[name][1], whole.agent, BATCHES, (4, 2))
-    learned(whole, data[:4])
+    learn(whole, data[:4])
     saved = copy.deepcopy((whole.agent.state_dict(), whole.state_dict()))
-    expected = learned(whole, data[4:])
+    expected = learn(whole, data[4:])
     other.agent.load_state_dict(saved[0])
     other.load_state_dict(saved[1])
-    assert learned(other, data[4:]) == expected
+    assert learn(other, data[4:]) == expected
     assert whole.counters() == other.counters()
 
 
@@ -121,12 +112,12 @@ def test_every_algorithm_learns_with_every_optimizer_and_goes_on_exactly(name: s
     whole, other = made(name, optimizer=config), made(name, optimizer=config)
     first = [p.detach().clone() for p in whole.agent.parameters()]
     data = collected(CASES[name][1], whole.agent, 6, (4, 2))
-    learned(whole, data[:3])
+    learn(whole, data[:3])
     saved = copy.deepcopy((whole.agent.state_dict(), whole.state_dict()))
-    expected = learned(whole, data[3:])
+    expected = learn(whole, data[3:])
     other.agent.load_state_dict(saved[0])
     other.load_state_dict(saved[1])
-    assert learned(other, data[3:]) == expected
+    assert learn(other, data[3:]) == expected
     assert not all(torch.equal(p, before) for p, before in zip(whole.agent.parameters(), first, strict=True))
 
 
@@ -136,7 +127,7 @@ def test_a_schedule_is_the_number_before_the_newest_batch() -> None:
     found = []
     for samples in data:
         before = algo.progress.env_steps
-        learned(algo, [samples])
+        learn(algo, [samples])
         assert algo.now.entropy_coef == pytest.approx(1 - before / RUN)
         assert algo.now.clip == (0.2 if before < 32 else 0.1)
         found.append(algo.counters()["algo/entropy_coef"])
@@ -148,7 +139,7 @@ def test_a_rate_that_is_set_in_a_run_may_be_a_schedule() -> None:
     algo, other = made("a2c"), made("a2c")
     algo.learning_rate = "linear(1e-2,0)"
     data = collected("CartPole-v1", algo.agent, 4, (4, 2))
-    found = [each["learning_rate"] for each in learned(algo, data)]
+    found = [each["learning_rate"] for each in learn(algo, data)]
     assert found[0] == 1e-2
     assert found[-1] == pytest.approx(1e-2 * (1 - algo.progress.scheduled / RUN))
     other.load_state_dict(algo.state_dict())

@@ -1,4 +1,4 @@
-"""TD3: its losses and targets against numbers worked out by hand, its delays, and what it learns."""
+"""TD3: its losses and targets against numbers worked out by hand, and its exploration."""
 
 import math
 from typing import Any
@@ -41,11 +41,12 @@ def test_targets_are_the_least_of_the_target_critics_and_termination_does_not_bo
 
 
 def test_the_critics_descend_the_squared_error_of_both() -> None:
-    algo = by_hand()
+    algo = by_hand(prioritized=True)
     metrics = updated(algo, two_rows())
     errors = [[q - y for q, y in zip(row, TARGETS, strict=True)] for row in Q]
     assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
+    assert algo.replay.told.tolist() == pytest.approx([sum(map(abs, each)) / 2 for each in zip(*errors, strict=True)])
     weight, bias = algo.critic.networks.network.layers.parameters[0]
     for k, (one, two) in enumerate(errors):
         # d mean (Q - y)² = error * (s, a) of state 1 with action 0.5 and of state 2 with action -1, twice over 2 rows
@@ -63,27 +64,6 @@ def test_the_actor_ascends_the_first_critic() -> None:
     assert bias.grad.item() == pytest.approx(-sum(slopes) / 2, rel=1e-5)
     assert weight.grad.item() == pytest.approx(-(slopes[0] * 1 + slopes[1] * 2) / 2, rel=1e-5)
     assert weight.item() == pytest.approx(0.5 + 3e-4, abs=1e-6), "Adam's first step is the learning rate"
-
-
-def test_actor_and_targets_wait_for_their_turn() -> None:
-    algo = by_hand(policy_interval=3, target_interval=3)
-    before = algo.agent.model.mlp.layers.flat[0].item()
-    target = algo.critic.target.network.layers.flat[1][0]
-    for update in range(1, 7):
-        metrics = updated(algo, two_rows())
-        assert ("policy_loss" in metrics) == (update % 3 == 0)
-        if update < 3:
-            assert (algo.agent.model.mlp.layers.flat[0].item(), target.item()) == (before, 10.0)
-    assert algo.agent.model.mlp.layers.flat[0].item() != before
-
-
-def test_targets_move_by_tau() -> None:
-    algo = by_hand(policy_interval=1, target_interval=1, critic_learning_rate=0.0, learning_rate=0.0)
-    updated(algo, two_rows())
-    assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx((10 + 0.5) / 2)
-    assert algo.critic.target.network.layers.flat[0][1].tolist()[0] == pytest.approx([1.0, 2.0])
-    updated(algo, two_rows())
-    assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx((5.25 + 0.5) / 2)
 
 
 def test_targets_are_copies_at_first() -> None:

@@ -74,3 +74,8 @@ def test_tasks_may_have_different_numbers_of_seeds_and_weigh_alike() -> None:
     assert optimality_gap(scores) == 0.25
     np.testing.assert_array_equal(profile(scores, np.array([0.5, 1.5])), [0.75, 0.5])
     np.testing.assert_array_equal(interval(mean, scores), [1.0, 1.5])  # each with probability 1/4
+
+
+def test_the_interval_of_coin_tosses_is_that_of_the_binomial_distribution() -> None:
+    tosses = np.array([0.0, 1.0] * 10)  # the mean of 20 draws is k / 20, k ~ Binomial(20, 1/2)
+    assert interval(mean, [tosses]) == (0.3, 0.7)  # P(k <= 5) = 0.0207 < 0.025 < P(k <= 6) = 0.0577

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, find_runs, make_curve, read_run
+from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, find_runs, make_curve
 from rlframe.plot import main, parse, plot_runs
 
 
@@ -282,12 +282,6 @@ def test_a_run_without_rows_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_directory_whose_name_has_an_equals_sign_is_a_directory(tmp_path: Path) -> None:
     run = write_run(tmp_path / "lr=0.1/run_0", [1.0])
     assert parse([str(run), "smooth=2"]).dirs == (run,)
-
-
-def test_a_damaged_params_json_does_not_prevent_a_curve(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run_0", [1.0])
-    (run / "params.json").write_text("{")
-    assert read_run(run).config == {}
 
 
 def test_missing_matplotlib_prints_the_install_command(

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlframe.core import files
-from rlframe.core.errors import ConfigError, RecordError
+from rlframe.core.errors import ConfigError
 from rlframe.core.files import (
     append,
-    check_in_place,
     open_to_append,
     read_regular_file,
     replace_file,
@@ -83,20 +82,6 @@ def test_what_takes_a_files_place_between_the_check_and_the_opening_is_refused(
 def test_a_file_that_is_longer_than_its_size_is_not_read_to_its_end() -> None:
     with pytest.raises(ConfigError, match="status has changed while it was read"):
         read_regular_file(Path("/proc/self/status"))  # its size is 0
-
-
-@pytest.mark.parametrize("how", ["deleted", "folder", "another"])
-def test_a_file_that_is_no_longer_in_its_place_is_an_error(how: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with open_to_append(log) as file:
-        check_in_place(file)
-        log.unlink()
-        if how == "folder":
-            log.mkdir()
-        elif how == "another":
-            log.write_text("another")
-        with pytest.raises(RecordError, match="log was deleted or replaced during the run"):
-            check_in_place(file)
 
 
 def test_a_file_of_ours_replaces_a_pipe_and_an_output_is_written_into_it(tmp_path: Path) -> None:

@@ -25,10 +25,6 @@ def draws(*args: int, rank: int = 0) -> tuple[float, ...]:
         return tuple(generator(root, Role(role), *key).random(4))
 
 
-def test_the_same_key_gives_the_same_stream() -> None:
-    assert draws(1, Role.ENV, 3) == draws(1, Role.ENV, 3)
-
-
 def test_root_role_and_key_each_give_another_stream() -> None:
     streams = [
         draws(root, role, *key) for root, role, key in itertools.product((0, 1), Role, ((), (0,), (1,), (0, 0), (0, 1)))
@@ -72,10 +68,6 @@ def test_env_seeds_are_distinct() -> None:
     assert len(set(env_seeds(0, Role.ENV, 2000))) == 2000
 
 
-def test_env_seeds_keep_their_place_when_there_are_more() -> None:
-    assert env_seeds(5, Role.ENV, 8) == env_seeds(5, Role.ENV, 64)[:8]
-
-
 @pytest.mark.parametrize("root", range(5))
 def test_training_and_evaluation_seeds_are_disjoint_on_all_ranks(root: int) -> None:
     groups = []
@@ -92,10 +84,6 @@ def test_neighbouring_roots_do_not_share_env_seeds() -> None:
 def test_a_negative_root_is_refused() -> None:
     with pytest.raises(ConfigError, match="seed=-1 must be at least 0"):
         generator(-1, Role.ENV)
-
-
-def test_generators_are_numpy_generators() -> None:
-    assert isinstance(generator(0, Role.ALGO), np.random.Generator)
 
 
 def test_an_episodes_part_of_a_stream_depends_on_seed_and_episode_alone() -> None:

@@ -1,6 +1,5 @@
 """Critics are their networks, evaluated together with targets or apart, and learn as their kind of value says."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from rlframe.replay import Transitions
 from tests.algos.learners import OneBatch, learner, transitions
 from tests.models.compared import BOX, VECTOR, close
 
-ACTIVATIONS = ["tanh", "relu", "elu", "silu", "gelu"]
 HALF_SQUARE = ExpectedValue(float("inf"))
 VALUES = {"expected": HALF_SQUARE, "categorical": CategoricalValue(7, -2.0, 2.0), "quantile": QuantileValue(5)}
 
@@ -69,20 +67,6 @@ def test_networks_of_ones_own_have_the_numbers_that_the_value_is_of() -> None:
     critic = Critic(Sums(), QuantileValue(5), Ensemble())
     with pytest.raises(ConfigError, match=r"Sums gives 1 numbers .* a QuantileValue, is of 5 \(algo\.n_atoms\)"):
         critic.q(torch.ones(3, 5), torch.zeros(3, 2))
-
-
-def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_the_first() -> None:
-    """As CrossQ, whose batch normalisation needs it (Bhatt et al. 2024)."""
-    networks = critic_of(norm="batch", hidden=(7,)).networks
-    critic, x, a = Critic(networks, HALF_SQUARE, Ensemble(has_target=False)), torch.randn(6, 5), torch.randn(6, 2)
-    assert critic.target_and_online() == ([], [])
-    assert len(critic.state_dict()) == len(networks.state_dict())
-    values, target = critic.with_target(x, a, x + 9, -a)
-    both = networks(torch.cat([x, x + 9]), torch.cat([a, -a]))
-    close([values, target], [both[:, :6], both[:, 6:].amin(0)])
-    assert not torch.allclose(values, networks(x, a), atol=1e-3), "statistics are those of both"
-    assert values.requires_grad
-    assert not target.requires_grad
 
 
 @pytest.mark.parametrize("norm", ["batch", "renorm"])
@@ -211,13 +195,3 @@ def test_options_of_other_losses_are_refused(module: Any, words: dict[str, float
 def test_discrete_actions_have_expected_values() -> None:
     with pytest.raises(ConfigError, match=r"algo.value=quantile is for Box actions"):
         sac.Config(value="quantile").make_agent(VECTOR, spaces.Discrete(2))
-
-
-def test_copies_are_independent() -> None:
-    critic = critic_of()
-    other, x, a = copy.deepcopy(critic), torch.rand(4, 5), torch.rand(4, 2)
-    before = critic(x, a)
-    with torch.no_grad():
-        other.learned[0].zero_()
-    assert torch.equal(critic(x, a), before)
-    assert not torch.equal(other(x, a), before)

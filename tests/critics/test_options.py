@@ -237,13 +237,17 @@ def test_both_rows_are_normalised_as_one_batch_and_targets_keep_none_of_its_stat
     values, found = critic.with_target(x, a, x + 9, -a)
     expected = online(both, actions)
     close(values, expected[:, :6])
+    assert values.requires_grad
     if has_target:
         with torch.no_grad(), in_batch_statistics(target):
             close(found, target(both, actions)[:, 6:].amin(0))
         assert all(map(torch.equal, statistics(critic.target), before))
     else:
         close(found, expected[:, 6:].amin(0))
+        assert critic.target_and_online() == ([], [])
+        assert len(critic.state_dict()) == len(critic.networks.state_dict())
     close(statistics(critic.networks), statistics(online))  # of the whole batch
+    assert not torch.allclose(values, critic.networks(x, a), atol=1e-3), "statistics are those of both"
     assert not found.requires_grad
 
 

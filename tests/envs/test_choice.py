@@ -1,7 +1,6 @@
 """`make_envs`: the backend chosen for each id, error messages, and imports."""
 
 import importlib.util
-import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -124,7 +123,7 @@ def test_an_unknown_argument_is_an_error_with_the_nearest_name() -> None:
 
 @pytest.mark.parametrize(
     ("id_", "package", "extra"),
-    [("Hopper-v5", "mujoco", "mujoco"), ("LunarLander-v3", "Box2D", "box2d"), ("ALE/Pong-v5", "ale_py", "atari")],
+    [("Hopper-v5", "mujoco", "mujoco"), ("LunarLander-v3", "Box2D", "box2d")],
 )
 def test_a_missing_package_is_an_error_that_says_what_to_install(
     id_: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +131,7 @@ def test_a_missing_package_is_an_error_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     for loaded in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
         monkeypatch.delitem(sys.modules, loaded)
-    message = refused(id_, backend="auto" if extra == "atari" else "python")
+    message = refused(id_, backend="python")
     assert message.endswith(f'pip install "rlframe[{extra}]"')
     assert "\n" not in message
 
@@ -154,26 +153,10 @@ CONFIGS = [
 ]
 
 
-def _shape_in_a_child(config: EnvConfig, answer: "multiprocessing.Queue[object]") -> None:
-    envs = make_envs(config, 2, [1, 2])
-    answer.put((envs.observation_space.shape, "torch" in sys.modules))
-
-
 def test_configs_are_picklable() -> None:
     for config in CONFIGS:
         copy = pickle.loads(pickle.dumps(config))
         assert make_envs(copy, 1, [0]).observation_space == make_envs(config, 1, [0]).observation_space
-
-
-def test_a_spawned_process_makes_environments_from_a_config() -> None:
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    child = context.Process(target=_shape_in_a_child, args=(CONFIGS[2], answer))
-    child.start()
-    shape, _ = answer.get(timeout=60)
-    child.join(timeout=60)
-    assert child.exitcode == 0
-    assert shape == (2,)
 
 
 def test_environments_need_no_torch() -> None:

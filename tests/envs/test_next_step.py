@@ -1,5 +1,7 @@
 """All backends write the same rows at the end of an episode (NEXT_STEP autoreset)."""
 
+from importlib.util import find_spec
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,6 +11,9 @@ from rlframe.envs import debug_envs
 from rlframe.envs.python import PythonEnvs
 from tests.envs.custom import Scripted
 from tests.envs.rows import Walk, made, rows_for, walk
+
+WITHOUT_ENVPOOL = pytest.mark.skipif(find_spec("envpool") is None, reason="envpool is not installed")
+every_backend = pytest.mark.parametrize("backend", ["python", "native", pytest.param("envpool", marks=WITHOUT_ENVPOOL)])
 
 
 def check_rows(seen: Walk) -> None:
@@ -23,29 +28,18 @@ def check_rows(seen: Walk) -> None:
     np.testing.assert_array_equal(seen.ended, seen.terminated | seen.truncated)
 
 
-@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
-def test_the_step_after_an_end_resets(backend: str) -> None:
-    if backend == "envpool":
-        pytest.importorskip("envpool")
+@every_backend
+def test_the_step_after_an_end_resets_and_the_last_observation_is_a_row(backend: str) -> None:
     seen = walk(made("CartPole-v1", 3, backend=backend), 100)
     check_rows(seen)
     np.testing.assert_array_equal(seen.reward, seen.valid.astype(np.float32))  # CartPole gives 1 a step
     assert (np.abs(seen.observation[seen.first]) <= 0.05).all(), "a reset observation is near the origin"
-
-
-@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
-def test_the_last_observation_of_an_episode_is_a_row(backend: str) -> None:
-    if backend == "envpool":
-        pytest.importorskip("envpool")
-    seen = walk(made("CartPole-v1", 3, backend=backend), 100)
     position, angle = seen.observation[seen.terminated][:, 0], seen.observation[seen.terminated][:, 2]
     assert ((np.abs(position) > 2.4) | (np.abs(angle) > 0.2095)).all()
 
 
-@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+@every_backend
 def test_a_time_limit_truncates(backend: str) -> None:
-    if backend == "envpool":
-        pytest.importorskip("envpool")
     seen = walk(made("CartPole-v1", 2, backend=backend, max_episode_steps=5), 18)
     check_rows(seen)
     assert not seen.terminated.any()
@@ -77,10 +71,8 @@ def test_an_end_on_the_time_limit_is_both() -> None:
     assert seen.truncated[1, 0]
 
 
-@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+@every_backend
 def test_a_seed_gives_one_result_and_another_differs(backend: str) -> None:
-    if backend == "envpool":
-        pytest.importorskip("envpool")
     a, b = (walk(made("CartPole-v1", 3, backend=backend), 60) for _ in range(2))
     np.testing.assert_array_equal(a.observation, b.observation)
     c = walk(made("CartPole-v1", 3, seeds=[20, 21, 22], backend=backend), 60)
@@ -88,10 +80,8 @@ def test_a_seed_gives_one_result_and_another_differs(backend: str) -> None:
     assert (a.observation[0] != c.observation[0]).any(axis=1).all()
 
 
-@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+@every_backend
 def test_environments_of_a_batch_differ(backend: str) -> None:
-    if backend == "envpool":
-        pytest.importorskip("envpool")
     starts = walk(made("CartPole-v1", 4, backend=backend), 1).observation[0]
     assert len(np.unique(starts, axis=0)) == 4
 

@@ -17,10 +17,10 @@ from rlframe.experiment import hardware
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
-from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import list_snapshots
 from rlframe.samplers import auto, cpu, gpu, serial
 from rlframe.system.service import Supervision
-from tests.processes import DEADLINE_S, descendants, is_running, launched, until
+from tests.processes import DEADLINE_S, launched, until
 from tests.tables import read_csv
 
 SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
@@ -165,20 +165,6 @@ def test_a_dry_run_names_the_other_learners(
     assert (config["learners"], config["sampler.batch_B"]) == (2, size)
     assert says in printed[end:], printed[end:]
     assert " for each rank: main" in printed[end:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
-    with launched(tmp_path, *ENDLESS, *PARALLEL["cpu"], "runner.log_interval_steps=128") as process:
-        children = descendants(process.pid)
-        os.killpg(process.pid, signum)
-        output, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 128 + signum, output
-    assert "Traceback" not in output
-    assert "restart" not in output
-    assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    until(lambda: not any(map(is_running, children)))
 
 
 @pytest.mark.slow

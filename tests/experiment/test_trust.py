@@ -181,11 +181,6 @@ def test_configs_of_built_in_parts_need_no_trust(words: dict[str, Any]) -> None:
     assert foreign(to_flat(from_flat(words))) == []
 
 
-def test_a_built_in_run_is_evaluated_and_resumed_without_trust(run: Path) -> None:
-    assert evaluate.main([str(run), "n_episodes=1"]) == 0
-    assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 0
-
-
 def test_control_characters_in_logs_and_configs_do_not_reach_the_terminal(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

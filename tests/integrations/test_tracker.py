@@ -179,14 +179,17 @@ def test_a_tracker_that_calls_sys_exit_is_warned_of_and_tried_again(
     assert points == points_of([ROWS[1], ROWS[3]])
 
 
-def test_a_tracker_that_calls_sys_exit_at_its_start_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [ConnectionError("no network"), SystemExit("no login")], ids=repr)
+def test_a_tracker_that_cannot_start_is_an_error_that_leaves_the_directory_free(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "failing", ("connect",))
-    monkeypatch.setattr(Store, "error", SystemExit("no login"))
+    monkeypatch.setattr(Store, "error", error)
     context = logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False)
-    with pytest.raises(ConfigError, match="cannot start: SystemExit: no login in connect"), context:
+    says = f"test_tracker cannot start: {type(error).__name__}: {error} in connect"
+    with pytest.raises(ConfigError, match=says), context:
         pass
+    assert [path.name for path in (tmp_path / "run_0").iterdir()] == []
 
 
 def test_failures_are_counted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +212,6 @@ def test_a_tracker_that_hangs_does_not_slow_the_training(
             run.log(row)
     assert "still busy after 0.01 s" in caplog.text
     Store.block.set()
-
-
-def test_a_tracker_that_cannot_start_is_an_error_that_leaves_the_directory_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Store, "failing", ("connect",))
-    context = logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False)
-    with pytest.raises(ConfigError, match="test_tracker cannot start: ConnectionError: no network"), context:
-        pass
-    assert [path.name for path in (tmp_path / "run_0").iterdir()] == []
 
 
 def test_a_resumed_run_continues_the_same_run_of_the_tracker(tmp_path: Path) -> None:

@@ -110,10 +110,3 @@ def test_one_seed_gives_one_network_and_another_another() -> None:
     one, same, other = (agent_for(OBSERVATION, ACTION, seed, memory="gru").state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert any(not torch.equal(one[key], other[key]) for key in one)
-
-
-def test_images_share_one_trunk_and_vectors_have_two() -> None:
-    image = spaces.Box(0, 255, (16, 16, 3), "uint8")
-    assert agent_for(image, ACTION).model.critic is None
-    assert agent_for(OBSERVATION, ACTION).model.critic is not None
-    assert agent_for(OBSERVATION, ACTION, shared=True).model.critic is None

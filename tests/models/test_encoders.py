@@ -1,8 +1,6 @@
 """Encoders: every observation space becomes features, whatever the leading dimensions and the layout of pixels."""
 
-import copy
 import math
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,11 @@ from torch import Tensor, nn
 from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.spaces import zeros
-from rlframe.core.struct import leaves, map_tree
+from rlframe.core.struct import map_tree
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import Encoder, Image, is_image, make_encoder
-from rlframe.models.network import Linear, Network
+from rlframe.models.network import Linear
 from tests.fork_server import run_python
 
 
@@ -293,24 +291,6 @@ def test_layers_in_a_plain_list_are_named_with_the_remedy(caplog: pytest.LogCapt
     assert [record.getMessage() for record in caplog.records] == [
         "what Unregistered.hidden holds is neither learned nor saved; make it an nn.ModuleList"
     ]
-
-
-def test_frames_stay_bytes_until_the_encoder() -> None:
-    assert all(leaf.dtype == np.uint8 for leaf in leaves(zeros(pixels(40, 40, 3), (2,))))
-
-
-def test_an_mlp_copied_or_given_new_weights_computes_with_its_own():
-    one = Network([3, 4, 2], "tanh", "tanh", gain=math.sqrt(2))
-    copied = copy.deepcopy(one)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            parameter.zero_()
-    x = torch.ones(1, 3)
-    assert (copied(x) == 0).all()
-    assert (one(x) != 0).any()
-    copied.load_state_dict(one.state_dict())
-    assert torch.equal(copied(x), one(x))
-    assert torch.equal(pickle.loads(pickle.dumps(one))(x), one(x))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,6 +1,7 @@
 """Networks: gradients, constants, copies, precision."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from rlframe.models.network import Network, frozen
 from tests.models.compared import close, gradients
 
 needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
-ACTIVATIONS = ["tanh", "relu", "elu", "silu", "gelu"]
 
 
 def test_frozen_parameters_get_no_gradient_and_inputs_do() -> None:
@@ -45,7 +45,7 @@ def test_a_node_keeps_no_memory_once_its_graph_is_gone() -> None:
         gc.enable()
 
 
-def test_copies_learn_for_themselves() -> None:
+def test_copies_learn_for_themselves_and_take_new_weights() -> None:
     network = Network([3, 5, 2], "tanh")
     other, x = copy.deepcopy(network), torch.randn(4, 3)
     other(x).sum().backward()
@@ -56,6 +56,9 @@ def test_copies_learn_for_themselves() -> None:
         other.linears[0].bias.fill_(1.0)
     close(other(x), torch.ones(4, 5).tanh() @ other.linears[1].weight.T + other.linears[1].bias)
     assert not torch.equal(other(x), network(x))
+    other.load_state_dict(network.state_dict())
+    assert torch.equal(other(x), network(x))
+    assert torch.equal(pickle.loads(pickle.dumps(network))(x), network(x))
 
 
 @needs_units

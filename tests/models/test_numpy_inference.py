@@ -88,27 +88,19 @@ def test_every_kind_of_space_acts_as_in_torch(action: Space) -> None:
     check_steps(MIXED, action, 4, memory="gru", feed_back=True, normalize_observation=True)
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu", "gelu"])
-def test_every_activation_acts_as_in_torch(activation: str) -> None:
-    check_steps(VECTOR, ACTIONS["discrete"], 8, activation=activation, hidden=(16, 16))
-
-
-@pytest.mark.parametrize("memory", ["none", "gru"])
-def test_layer_normalisation_acts_as_in_torch(memory: str) -> None:
-    check_steps(VECTOR, ACTIONS["dict"], 8, norm="layer", hidden=(16, 8), memory=memory)
-
-
-def test_a_standard_deviation_that_depends_on_the_state_acts_as_in_torch() -> None:
-    check_steps(VECTOR, ACTIONS["dict"], 8, state_dependent_std=True, log_std=-1.0)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
-def test_any_number_of_rows_acts_as_in_torch(n: int) -> None:
-    check_steps(VECTOR, ACTIONS["discrete"], n, memory="lstm")
-
-
-def test_a_squashed_policy_acts_as_in_torch() -> None:
-    check_steps(VECTOR, ACTIONS["box"], 4, distribution="squashed_gaussian")
+@pytest.mark.parametrize(
+    ("action", "n", "model"),
+    [
+        *(("discrete", 8, {"activation": x, "hidden": (16, 16)}) for x in ("tanh", "relu", "elu", "silu", "gelu")),
+        *(("dict", 8, {"norm": "layer", "hidden": (16, 8), "memory": memory}) for memory in ("none", "gru")),
+        *(("discrete", n, {"memory": "lstm"}) for n in (1, 2, 3, 4, 7, 12)),
+        ("dict", 8, {"state_dependent_std": True, "log_std": -1.0}),
+        ("box", 4, {"distribution": "squashed_gaussian"}),
+    ],
+    ids=str,
+)
+def test_every_option_and_any_number_of_rows_act_as_in_torch(action: str, n: int, model: dict[str, Any]) -> None:
+    check_steps(VECTOR, ACTIONS[action], n, **model)
 
 
 def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:

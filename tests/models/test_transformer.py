@@ -83,23 +83,6 @@ def test_it_computes_the_equations(T: int, window: int, layers: int) -> None:
 
 
 @torch.no_grad()
-def test_a_row_sees_its_window_of_its_episode_and_nothing_else() -> None:
-    """One layer of window 4, an episode that starts at row 6 of 12."""
-    memory, (x, _) = made(4, 1), rows(12)
-    first = torch.zeros(12, B, dtype=torch.bool)
-    first[[0, 6]] = True
-    state = memory.initial_state(B)
-    output = memory(x, first, state)[0]
-    for changed in range(12):
-        other = x.clone()
-        other[changed] += 3
-        differs = (memory(other, first, state)[0] - output).abs().amax((1, 2)) > 1e-6
-        start = 6 if changed >= 6 else 0
-        expected = [changed <= t < changed + 4 and t < start + 6 for t in range(12)]
-        assert differs.tolist() == expected, changed
-
-
-@torch.no_grad()
 def test_the_state_holds_nothing_of_an_earlier_episode() -> None:
     memory, (x, first) = made(6), rows(9, 0.0)
     first[[0, 7]] = True  # two rows before the end

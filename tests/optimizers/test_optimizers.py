@@ -198,14 +198,6 @@ def test_a_state_of_another_optimizer_is_refused(name: str, other: str, message:
         ours.load_state_dict(its.state_dict())
 
 
-def test_a_state_of_another_optimizer_of_torch_is_refused() -> None:
-    torchs = torch.optim.RMSprop(parameters(), 0.1)
-    set_gradients(torchs.param_groups[0]["params"], 1.0)
-    torchs.step()
-    with pytest.raises(ValueError, match="no exp_avg of parameter 0, only step, square_avg: it is not this Adam"):
-        made("adam").load_state_dict(torchs.state_dict())
-
-
 @every
 def test_an_optimizer_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="got no parameters"):

@@ -101,8 +101,9 @@ def test_the_agent_is_read_without_the_rest(tmp_path: Path) -> None:
 
 def test_a_future_format_is_refused_by_name_and_not_passed_over(tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
-    rewrite(newest, format=102)
-    with pytest.raises(SnapshotError, match=r"step_000000000002/manifest\.json has format 102"):
+    rewrite(newest, format=101, rlframe="9.0")
+    says = r"2/manifest\.json has format 101, written by rlframe 9\.0; rlframe .* reads format 5 only"
+    with pytest.raises(SnapshotError, match=says):
         load_newest(tmp_path)
 
 
@@ -214,13 +215,14 @@ def test_a_huge_file_of_holes_takes_no_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda chunk: chunk.symlink_to(chunk.parents[3] / "elsewhere")])
-def test_only_plain_files_are_read(put: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda file: file.symlink_to(file.with_name("elsewhere"))])
+@pytest.mark.parametrize("which", range(3))  # arrays, a chunk, the manifest
+def test_only_plain_files_are_read(put: Any, which: int, tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
-    (chunk,) = (newest / "chunks").iterdir()
-    chunk.rename(tmp_path / "elsewhere")
-    put(chunk)
-    with pytest.raises(SnapshotError, match=f"{chunk} is not a regular file"):
+    file = files_of(newest)[which]
+    file.rename(file.with_name("elsewhere"))
+    put(file)
+    with pytest.raises(SnapshotError, match=f"{file} is not a regular file"):
         load_snapshot(newest)
 
 

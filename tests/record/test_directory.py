@@ -3,15 +3,15 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -114,9 +114,32 @@ def test_a_reused_process_id_is_not_the_lock_holder() -> None:
     assert not LockHolder(me.host, me.pid, me.started - 100, me.command).is_running()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"host": 1}', b"\xff", b"x" * 100_000])
-def test_a_damaged_lock_file_names_no_holder(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / LOCK_FILE).write_bytes(content)
+TOLD = [
+    {"pid": -1},
+    {"pid": 0},
+    {"pid": 1e400},
+    {"started": 1e400},
+    {"started": 1e18},
+    {"started": math.nan},
+    {"pid": "x"},
+]
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    **{
+        f"{told}": lambda path, told=told: path.write_text(json.dumps(asdict(this_process()) | told))  # type: ignore[misc]
+        for told in TOLD
+    },
+    **{
+        f"{content[:12]!r}": lambda path, content=content: path.write_bytes(content)  # type: ignore[misc]
+        for content in (b"", b"[" * 100_000, b'{"host": 1}', b"\xff", b"x" * 100_000)
+    },
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_lock_file_that_no_process_wrote_so_names_no_holder(what: str, tmp_path: Path) -> None:
+    DAMAGED[what](tmp_path / LOCK_FILE)
     assert read_lock(tmp_path / LOCK_FILE) is None
     lock(tmp_path).close()
 
@@ -125,31 +148,5 @@ def test_a_lock_holder_is_printed_without_control_characters() -> None:
     assert "\x1b" not in str(LockHolder("\x1b[2J", 1, 0.0, "\x1b]0;x\x07"))
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"pid": -1},
-        {"pid": 0},
-        {"pid": 1e400},
-        {"started": 1e400},
-        {"started": 1e18},
-        {"started": float("nan")},
-        {"pid": "x"},
-    ],
-    ids=str,
-)
-def test_an_impossible_lock_holder_is_ignored(told: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).write_text(json.dumps(asdict(this_process()) | told))
-    assert read_lock(tmp_path / LOCK_FILE) is None
-    lock(tmp_path).close()
-
-
 def test_an_impossible_process_id_is_not_running() -> None:
     assert not LockHolder("here", 10**30, 1e9, "").is_running()
-
-
-@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_lock_file_that_is_a_pipe_or_device_is_not_read(put: Any, tmp_path: Path) -> None:
-    put(tmp_path / LOCK_FILE)
-    assert read_lock(tmp_path / LOCK_FILE) is None
-    lock(tmp_path).close()

@@ -35,11 +35,26 @@ def test_none_writes_nothing_and_asks_for_no_state(tmp_path: Path) -> None:
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_last_keeps_only_the_newest(tmp_path: Path) -> None:
-    retention = Retention(tmp_path, SnapshotPolicy("last", keep=1))
-    assert [offered(retention, step) for step in (10, 20, 30)] == [True] * 3
-    assert kept(tmp_path) == [30]
-    assert target(tmp_path, "last") == 30
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [(SnapshotPolicy("last", keep=1), [40]), (SnapshotPolicy(), [30, 40]), (SnapshotPolicy(keep=3), [20, 30, 40])],
+)
+def test_the_newest_stay_as_many_as_asked_and_by_default_two(
+    policy: SnapshotPolicy, expected: list[int], tmp_path: Path
+) -> None:
+    retention = Retention(tmp_path, policy)
+    assert [offered(retention, step) for step in (10, 20, 30, 40)] == [True] * 4
+    assert kept(tmp_path) == expected
+    assert target(tmp_path, "last") == 40
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(1, [20, 50]), (2, [20, 40, 50])])
+def test_the_first_of_the_highest_score_stays_beside_the_newest(keep: int, expected: list[int], tmp_path: Path) -> None:
+    retention = Retention(tmp_path, SnapshotPolicy("best", keep=keep))
+    for step, score in ((10, 5.0), (20, 7.0), (30, 7.0), (40, 6.0), (50, math.nan)):
+        offered(retention, step, score)
+    assert kept(tmp_path) == expected
+    assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 50)
 
 
 def test_links_are_restored_by_scores_of_the_newest_ones_metric(tmp_path: Path) -> None:
@@ -73,14 +88,6 @@ def test_gap_writes_the_first_after_each_multiple_and_the_last(tmp_path: Path) -
     assert written == [100, 260, 301]
     assert offered(retention, 310, final=True)
     assert kept(tmp_path) == [100, 260, 301, 310]
-
-
-def test_best_keeps_the_newest_and_the_highest_score(tmp_path: Path) -> None:
-    retention = Retention(tmp_path, SnapshotPolicy("best", keep=1))
-    for step, score in ((10, 5.0), (20, 7.0), (30, 7.0), (40, math.nan)):
-        offered(retention, step, score)
-    assert kept(tmp_path) == [20, 40]
-    assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 40)
 
 
 def test_nan_is_never_best(tmp_path: Path) -> None:
@@ -167,27 +174,6 @@ def test_a_mistyped_mode_is_refused_with_the_nearest(tmp_path: Path) -> None:
         Retention(tmp_path, SnapshotPolicy("bets", keep=1))
     with pytest.raises(ConfigError, match="snapshot_gap=-1"):
         Retention(tmp_path, SnapshotPolicy("gap", -1))
-
-
-def test_the_ones_before_stay_as_many_as_asked(tmp_path: Path) -> None:
-    retention = Retention(tmp_path, SnapshotPolicy(keep=3))
-    for step in (10, 20, 30, 40):
-        offered(retention, step)
-    assert kept(tmp_path) == [20, 30, 40]
-
-
-def test_by_default_the_one_before_stays(tmp_path: Path) -> None:
-    retention = Retention(tmp_path, SnapshotPolicy())
-    for step in (10, 20, 30):
-        offered(retention, step)
-    assert kept(tmp_path) == [20, 30]
-
-
-def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
-    retention = Retention(tmp_path, SnapshotPolicy("best", keep=2))
-    for step, score in ((10, 9.0), (20, 1.0), (30, 2.0), (40, 3.0)):
-        offered(retention, step, score)
-    assert kept(tmp_path) == [10, 30, 40]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from rlframe import launch
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.record.snapshot import load_snapshot
+from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
 
-TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/own_replay.md"
 RUN = (
     "algo=dqn env=CartPole-v1 sampler=serial sampler.batch_T=4 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 "
     "algo.n_step=1 algo.learning_starts=40 algo.batch_size=8 algo.replay_ratio=2 algo.replay.size=60 "
@@ -24,12 +24,7 @@ RUN = (
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the replay of the tutorial, under a name of its own for each test."""
-    code = re.search(r"```python\n(# my_replay.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    monkeypatch.syspath_prepend(str(tmp_path))
-    file = tmp_path / f"replay_{tmp_path.name}.py"
-    file.write_text(code[1])
-    return file
+    return saved_block("my_replay", "tutorials/own_replay", tmp_path, monkeypatch)
 
 
 def test_a_replay_of_40_lines_is_named_by_key_and_resumed_exactly(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from rlframe.core.types import BatchSpec
 from rlframe.replay import InMemory, ReplayBuffer, ReturnsToGo, Transitions, make_replay
-from tests.replay.buffers import ACTIONS, replay_for, same
+from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import History
 from tests.replay.test_against_history import check_inputs
 from tests.replay.test_transitions import COUNTER, batch, drawn
@@ -99,22 +96,6 @@ def test_a_lost_batch_truncates_the_episode_that_was_open() -> None:
     buffer.append(batch(6, start=20))
     assert drawn(buffer)[5] == (32.0, 0.5, 6.0)
     assert set(drawn(buffer)) == set(range(6))
-
-
-def test_a_saved_replay_goes_on_to_the_bit() -> None:
-    history, other = History(3, "vector", seed=1), History(3, "vector", seed=1)
-    one, again = (replay_for(history, ReturnsToGo(0.5), 4, 31) for _ in range(2))
-    for _ in range(12):
-        one.append(history.batch(4))
-        other.batch(4)
-    again.load_state_dict(copy.deepcopy(one.state_dict()))
-    for _ in range(6):
-        one.append(history.batch(4))
-        again.append(other.batch(4))
-        found = one.sample(16), again.sample(16)
-        assert np.array_equal(found[0].index, found[1].index)
-        assert same(found[0].return_, found[1].return_)
-        assert torch.equal(found[0].next_inputs.observation, found[1].next_inputs.observation)
 
 
 def test_a_discount_above_one_is_an_error() -> None:

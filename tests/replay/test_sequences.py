@@ -46,33 +46,6 @@ def test_overwritten_sequences_are_not_sampled() -> None:
     assert replay.n_choices == 6
 
 
-def test_sequences_start_with_the_stored_agent_state() -> None:
-    replay, _ = filled(5)
-    found = replay.sample(50)
-    time, env = np.divmod(found.index, 2)
-    np.testing.assert_array_equal(found.state[0][:, 0], time - 1 + env / 8)
-
-
-def test_sequences_start_with_the_previous_action_and_reward() -> None:
-    replay, history = filled(5)
-    found = replay.sample(50)
-    later = found.index >= 10
-    for i in np.flatnonzero(later):
-        time, env = found.index[i] // 2 - 1, found.index[i] % 2
-        before = history.at(int(time) - 1, int(env))
-        assert found.inputs.prev_action[0, i] == before["action"]
-        assert found.inputs.prev_reward[0, i] == before["reward"]
-    assert later.any()
-
-
-def test_shapes_of_sequences() -> None:
-    found = filled(5)[0].sample(3)
-    assert found.inputs.observation.shape == (7, 3, 3)
-    assert found.inputs.first.shape == (7, 3)
-    assert found.action.shape == found.reward.shape == found.valid.shape == (6, 3)
-    assert found.weight.tolist() == [1.0] * 3
-
-
 def test_no_sequence_crosses_a_gap_between_batches() -> None:
     replay, _ = filled(3)
     other = History(2, ends=0.0, seed=1)

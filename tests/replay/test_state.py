@@ -16,18 +16,16 @@ from rlframe.core.struct import leaves
 from rlframe.record import codec, rank_state
 from rlframe.record.codec import Arrays, ChunkedArray, encode
 from rlframe.record.snapshot import load_snapshot, save_snapshot
-from rlframe.replay import FixedSequence, NStep
+from rlframe.replay import FixedSequence, NStep, ReturnsToGo
 from tests.replay.buffers import replay_for, same
 from tests.replay.history import History
 
 Saved = Callable[[Any], Any]
-READERS = [NStep(0.5), NStep(0.5, 3), FixedSequence(5)]
+READERS = [NStep(0.5), NStep(0.5, 3), FixedSequence(5), ReturnsToGo(0.5)]
 CONFIGS: list[dict[str, Any]] = [{}, {"compress": True}, {"kind": "device"}, {"kind": "disk"}]
 RESTORED = [  # fast: each pair of values
-    pytest.param(config, alpha, reader, n, id=f"{config}-{alpha}-{reader}-{n}", marks=[pytest.mark.slow] * (i % 2))
-    for config in CONFIGS
-    for k, (alpha, reader, n) in enumerate(itertools.product((0.0, 0.6), READERS, (2, 9)))
-    for i in [CONFIGS.index(config) + k // 6 + k // 2 % 3 + k % 2]
+    pytest.param(*(value for _, value in each), marks=[pytest.mark.slow] * (sum(i for i, _ in each) % 2))
+    for each in itertools.product(*map(enumerate, (CONFIGS, (0.0, 0.6), READERS, (2, 9))))
 ]
 
 

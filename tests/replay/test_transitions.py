@@ -10,8 +10,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
+from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
-from rlframe.ops.returns import n_step_return
 from rlframe.replay import InMemory, NStep, OnDevice, ReplayBuffer, Transitions, make_replay
 from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import History
@@ -60,53 +60,40 @@ def drawn(buffer: ReplayBuffer[Transitions]) -> dict[int, tuple[float, float, fl
     }
 
 
-def test_one_step_is_the_reward_and_the_next_row() -> None:
-    buffer = replay()
-    buffer.append(batch(6))
-    assert drawn(buffer) == {t: (2.0**t, 0.5, t + 1) for t in range(6)}
-
-
-def test_the_newest_n_minus_1_rows_are_not_sampled() -> None:
-    buffer = replay(3)
-    buffer.append(batch(6))
-    # r[t] (1 + 0.5 * 2 + 0.25 * 4)
-    assert drawn(buffer) == {t: (3 * 2.0**t, 0.125, t + 3) for t in range(4)}
-    assert buffer.n_choices == 4
-
-
-def test_termination_stops_the_sum_and_the_bootstrap() -> None:
-    buffer = replay(3)
-    buffer.append(batch(6, terminated=(2,)))
+@pytest.mark.parametrize(
+    ("n", "ends", "expected"),
+    [
+        (1, {}, {t: (2.0**t, 0.5, t + 1) for t in range(6)}),
+        (3, {}, {t: (3 * 2.0**t, 0.125, t + 3) for t in range(4)}),  # r[t] (1 + 0.5 * 2 + 0.25 * 4); the newest wait
+        (3, {"terminated": (2,)}, {0: (3.0, 0.0, 3.0), 1: (4.0, 0.0, 3.0), 2: (4.0, 0.0, 3.0)}),  # 3: the last one seen
+        (3, {"truncated": (2,)}, {0: (3.0, 0.125, 3.0), 1: (4.0, 0.25, 3.0), 2: (4.0, 0.5, 3.0)}),
+        (3, {"life": (1,)}, {0: (2.0, 0.0), 1: (2.0, 0.0), 2: (12.0, 0.125, 5.0), 3: (24.0, 0.125, 6.0)}),
+        (1, {"truncated": (5,)}, {t: (2.0**t, 0.5, t + 1) for t in range(6)}),  # needs no row of the next batch
+    ],
+    ids=str,
+)
+def test_ends_stop_the_sum_and_terminations_the_bootstrap(n: int, ends: Any, expected: dict[int, Any]) -> None:
+    buffer = replay(n)
+    buffer.append(batch(6, **ends))
     found = drawn(buffer)
-    assert set(found) == {0, 1, 2}  # 3 is the last observation
-    assert found[0] == (3.0, 0.0, 3.0)
-    assert found[1][:2] == (4.0, 0.0)
-    assert found[2][:2] == (4.0, 0.0)
+    assert {row: found[row][: len(numbers)] for row, numbers in expected.items()} == expected
+    assert len(found) == buffer.n_choices == len(expected)
 
 
-def test_truncation_bootstraps_from_the_last_observation_with_the_steps_taken() -> None:
-    buffer = replay(3)
-    buffer.append(batch(6, truncated=(2,)))
-    found = drawn(buffer)
-    assert set(found) == {0, 1, 2}
-    assert found[1] == (4.0, 0.25, 3.0)
-    assert found[2] == (4.0, 0.5, 3.0)
-
-
-def test_a_lost_life_stops_the_sum_and_the_row_after_it_counts() -> None:
-    buffer = replay(3)
-    buffer.append(batch(6, life=(1,)))
-    found = drawn(buffer)
-    assert set(found) == {0, 1, 2, 3}
-    assert found[0][:2] == (2.0, 0.0)
-    assert found[1][:2] == (2.0, 0.0)
-    assert found[2] == (12.0, 0.125, 5.0)
-
-
-def test_an_episode_end_on_the_last_row_needs_no_row_of_the_next_batch() -> None:
-    buffer = replay()
-    buffer.append(batch(6, truncated=(5,)))
-    assert drawn(buffer)[5] == (32.0, 0.5, 6.0)
+def test_rows_have_the_types_of_their_samples_and_weigh_the_same() -> None:
+    buffer, samples = replay(previous=True), batch(6)
+    buffer.append(samples)
+    found = buffer.sample(7)
+    inputs = samples.inputs
+    for one, other in (
+        *zip(leaves(found.inputs), leaves(inputs), strict=True),
+        *zip(leaves(found.next_inputs), leaves(inputs), strict=True),
+        (found.action, samples.action),
+        (found.return_, samples.reward),
+        (found.bootstrap, samples.reward),
+    ):
+        assert (one.shape, one.dtype) == ((7, *other.shape[2:]), other.dtype)
+    assert (found.weight.dtype, found.weight.tolist()) == (torch.float32, [1.0] * 7)
 
 
 def test_a_worker_that_dies_between_batches_truncates_its_episode() -> None:
@@ -147,43 +134,6 @@ def test_an_episode_that_waits_at_such_a_gap_is_truncated_where_it_acted_last(
     buffer.append(waiting)
     buffer.append(batch(6, start=20))
     assert drawn(buffer)[3] == (8.0, 0.5, 4.0)
-
-
-def test_previous_action_and_reward_are_those_of_the_row_before() -> None:
-    buffer = replay(previous=True)
-    buffer.append(batch(6))
-    found = buffer.sample(100)
-    row = found.inputs.observation[:, 0]
-    assert torch.equal(found.inputs.prev_action.float(), row - 1)
-    assert torch.equal(found.next_inputs.prev_action.float(), row)
-    assert torch.equal(found.next_inputs.prev_reward, 2.0**row)
-    assert torch.equal(found.inputs.first, row == 0)
-
-
-def test_without_previous_the_previous_action_and_reward_are_null() -> None:
-    buffer = replay()
-    buffer.append(batch(6))
-    inputs = buffer.sample(8).inputs
-    assert inputs.prev_action.shape == (8,)
-    assert not inputs.prev_action.any()
-    assert not inputs.prev_reward.any()
-    assert not inputs.first.any()
-
-
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_returns_equal_n_step_return_over_the_whole_history(n: int) -> None:
-    history = History(2, ends=0.05)
-    buffer = replay_for(history, NStep(0.5, n), T=5, L=200)
-    batches = [history.batch(5) for _ in range(20)]
-    for each in batches:
-        buffer.append(each)
-    whole = [torch.cat([getattr(b, name) for b in batches]) for name in ("reward", "terminated", "truncated", "valid")]
-    return_, bootstrap, _ = n_step_return(*whole, 0.5, n)
-    found = buffer.sample(300)
-    index = torch.from_numpy(found.index)
-    assert torch.equal(found.return_, return_.flatten()[index])
-    assert torch.equal(found.bootstrap, bootstrap.flatten()[index])
-    assert len(set(found.index.tolist())) > 100
 
 
 def test_every_valid_row_is_drawn_equally_often() -> None:

@@ -160,19 +160,6 @@ def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused(
                 MinibatchRl(sampler, Learner(sampler.agent, algo, given), RunnerConfig(n_steps=100))
 
 
-@pytest.mark.slow  # test_hardware.py compares losses of PPO, which normalises rewards
-def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
-    words = f"algo=ppo env=Pendulum-v1 env.normalize_reward=true {SMALL} eval.n_episodes=1 affinity=none"
-    for sampler in ("serial", "cpu", "gpu"):
-        workers = [] if sampler == "serial" else ["sampler.n_workers=2", "eval.n_workers=0"]
-        where = f"log_dir={tmp_path / sampler}"
-        assert launch.main([*words.split(), f"sampler={sampler}", *workers, where]) == 0
-    states = [last_state(tmp_path / name / "run_0")["rewards"]["statistics"] for name in ("serial", "cpu", "gpu")]
-    assert states[0]["count"] == 129
-    for state in states[1:]:
-        assert all(np.array_equal(states[0][name], value) for name, value in state.items())
-
-
 def test_a_discount_with_a_schedule_counts_as_its_last_number(tmp_path: Path) -> None:
     words = f"algo=ppo env=Pendulum-v1 env.normalize_reward=true sampler=serial {SMALL} eval.n_episodes=1 affinity=none"
     for name, discount in (("schedule", "linear(0.5,0.9)"), ("constant", "0.9")):

@@ -32,13 +32,6 @@ def test_the_end_of_an_episode_is_a_row() -> None:
     assert not samples.truncated.any()
 
 
-def test_a_time_limit_truncates_and_does_not_terminate() -> None:
-    sampler, _ = sampler_for(debug_envs.time_limit, T=5, B=1, length=3, ends="truncated")
-    samples = sampler.collect()
-    assert samples.truncated[:, 0].int().tolist() == [0, 0, 1, 0, 0]
-    assert not samples.terminated.any()
-
-
 @pytest.mark.parametrize("action", ["discrete", "box", "dict"])
 def test_previous_action_and_reward_are_the_row_before(action: str) -> None:
     first, second = two_batches(env=debug_envs.identity, T=6, B=2, action=action)
@@ -138,20 +131,3 @@ def test_pictures_are_stored_as_bytes_once_a_row() -> None:
     observation = sampler.collect().inputs.observation
     assert observation.dtype == torch.uint8
     assert observation[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-
-
-class Float64(Pixels):
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = spaces.Box(-1, 1, (2,), np.float64)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(2), {}
-
-    def step(self, action: int) -> Any:
-        return np.full(2, 0.5), 0.0, False, False, {}
-
-
-def test_float64_observations_are_stored_as_float32() -> None:
-    sampler, _ = sampler_for(Float64, T=2, B=1)
-    assert sampler.collect().inputs.observation.dtype == torch.float32

@@ -127,33 +127,16 @@ def test_with_a_slow_learner_batches_wait_and_are_one_update_stale() -> None:
     assert row["time/fraction_sampler_waiting"] > 0.3
 
 
-def test_with_sampler_waits_no_batch_is_received_while_updates_are_due() -> None:
-    algo = Recorder(0.002, n_due=5)
-    with recorded(algo, 640, sampler_waits=True) as runner:
-        receive, most = algo.receive, []
-
-        def watched(samples: Samples) -> None:
-            most.append(algo.due)
-            receive(samples)
-
-        algo.receive = watched  # type: ignore[method-assign]
+@pytest.mark.parametrize(("waits", "pace_s", "n_steps"), [(True, 0.002, 640), (False, 0.02, 320)])
+def test_a_slow_learner_receives_batches_while_updates_are_due_unless_the_sampler_waits(
+    waits: bool, pace_s: float, n_steps: int
+) -> None:
+    algo = Recorder(pace_s, n_due=5)
+    with recorded(algo, n_steps, sampler_waits=waits) as runner:
+        receive, due = algo.receive, []
+        algo.receive = lambda samples: (due.append(algo.due), receive(samples))[1]  # type: ignore[method-assign]
         runner.train()
-    assert set(most) == {0}
-    assert algo.learned == 5 * len(algo.received)
-
-
-def test_without_sampler_waits_a_slow_learner_receives_batches_while_updates_are_due() -> None:
-    algo = Recorder(0.02, n_due=5)
-    with recorded(algo, 320) as runner:
-        receive, most = algo.receive, []
-
-        def watched(samples: Samples) -> None:
-            most.append(algo.due)
-            receive(samples)
-
-        algo.receive = watched  # type: ignore[method-assign]
-        runner.train()
-    assert max(most) > 0
+    assert (max(due) == 0) == waits
     assert algo.learned == 5 * len(algo.received), "the last updates are made at the end"
 
 

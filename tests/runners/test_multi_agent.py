@@ -13,7 +13,6 @@ pytest.importorskip("pettingzoo")
 import rlframe
 from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import Callback
-from tests.runners.resumed import assert_resumed_exactly
 
 SIZES = "sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1"
 TWO = (
@@ -21,15 +20,6 @@ TWO = (
     f"agents.policies.even.algo.learning_rate=1e-2 agents.policies.odd.algo=dqn "
     f"agents.policies.odd.algo.learning_starts=50 agents.policies.odd.algo.batch_size=16"
 )
-IN_TURN = f"env=tests.agents_envs:Turns algo=ppo algo.epochs=2 algo.minibatches=1 {SIZES}"
-
-
-@pytest.mark.slow  # two cases of test_exact_resume.py are such runs
-@pytest.mark.parametrize("case", [TWO, IN_TURN], ids=["two policies", "in turn"])
-def test_a_resumed_run_of_agents_equals_one_that_was_not_stopped(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_resumed_exactly(f"{case} runner.n_steps=160 runner.log_interval_steps=80", tmp_path, monkeypatch)
 
 
 class StopAt(Callback):

@@ -78,19 +78,6 @@ def test_schedules_over_another_number_of_steps_than_the_run_s_are_told(n_steps,
     sampler.close()
 
 
-def test_eval_runner_evaluates_before_training_and_at_every_interval(tmp_path):
-    env = EnvConfig("CartPole-v1")
-    sampler, agent, algo = parts(env)
-    evaluator = Evaluator(env, agent, EvalConfig(n_envs=2, n_episodes=2))
-    with logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=256, log_interval_steps=128), evaluator).train()
-    header, *lines = (run.directory / "progress.csv").read_text().splitlines()
-    column = header.split(",").index("eval/return_mean")
-    assert len(lines) == 3
-    assert all(float(line.split(",")[column]) > 0 for line in lines)
-    assert lines[0].startswith("0,")
-
-
 def test_a_runner_without_evaluation_scores_by_training_episodes():
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     runner = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=512))
@@ -231,11 +218,6 @@ def test_the_config_says_whether_a_runner_evaluates(words: list[str], evaluates:
     columns, rows = read_csv(tmp_path / "run_0/progress.csv")
     assert ("eval/return_mean" in columns) == evaluates
     assert len(rows) == 2
-
-
-def test_a_negative_number_of_episodes_is_refused():
-    with pytest.raises(ConfigError, match=r"eval\.n_episodes=-1 must be from 0 to"):
-        from_flat({"eval.n_episodes": -1, "runner": "sync_rl"})
 
 
 @pytest.mark.parametrize(("runner", "n_episodes"), [("minibatch_rl", 0), ("minibatch_rl_eval", 20), ("sync_rl", 20)])

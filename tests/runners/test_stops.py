@@ -130,16 +130,6 @@ def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> 
     assert lines[1].startswith("0,"), "the evaluation before training"
 
 
-def test_at_the_time_limit_a_run_ends_with_a_snapshot(tmp_path: Path) -> None:
-    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
-    with logger_context(tmp_path, console=False) as run:
-        MinibatchRl(
-            sampler, Learner(agent, algo), RunnerConfig(n_steps=10**9, log_interval_steps=10**9, max_time_s=1.0)
-        ).train()
-    assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps > 0
-    assert "the time is over (runner.max_time_s=1)" in (run.directory / "debug.log").read_text()
-
-
 def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=4))

@@ -15,7 +15,9 @@ from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
 from rlframe.rollout.inference import rows_keep_their_bits
-from rlframe.samplers import SerialSampler
+from rlframe.rollout.worker_pool import WorkerPool
+from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
+from rlframe.system.service import Supervision
 
 Make = Callable[..., Any]
 
@@ -38,6 +40,44 @@ def sampler_for(
     envs = make_envs(EnvConfig(env, kwargs, "python"), B, env_seeds(seed, Role.ENV, B))
     agent = agent_for(envs.observation_space, envs.action_space, seed, **model)
     return SerialSampler(envs, agent, T, seed, decorrelation_steps), agent
+
+
+B, T = 5, 7  # of `split`
+
+
+def split(
+    how: str,
+    env: Make | str,
+    kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    backend: str = "python",
+    method: str = "forkserver",
+    noise: Any = None,
+    **model: Any,
+) -> Any:
+    """A sampler and its agent; `how` is serial, or a kind and a number of workers; `noise` replaces the agent's."""
+    config, seeds = EnvConfig(env, kwargs or {}, backend), env_seeds(seed, Role.ENV, B)
+    envs: Any
+    if how == "serial":
+        envs = make_envs(config, B, seeds)
+    else:
+        envs = WorkerPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30, start_method=method))
+    agent = agent_for(envs.observation_space, envs.action_space, seed, **model)
+    if noise:
+        agent.noise = noise
+    if how == "serial":
+        return SerialSampler(envs, agent, T, seed, decorrelation_steps=3), agent
+    if how.startswith("cpu"):
+        return CpuSampler(envs, agent, T, seed, decorrelation_steps=3), agent
+    return GpuSampler(envs, agent, T, seed, 3, 2 if how.startswith("alternating") else 1), agent
+
+
+def assert_batches_equal(one: list[Any], other: list[Any]) -> None:
+    """Assert that two lists of samples and episodes are equal, and that there are ends of episodes inside."""
+    assert any(trajectories for _, trajectories in one)
+    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
+        assert_equal(samples, others)
+        assert trajectories == other_trajectories
 
 
 def copied(samples: Samples) -> Samples:

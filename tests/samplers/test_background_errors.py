@@ -22,7 +22,7 @@ from rlframe.models import PolicyModel
 from rlframe.samplers import CpuSampler
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory
-from tests.samplers.faulty import Coded, Fault, Small, Unpicklable
+from tests.samplers.faulty import Coded, Fault, Small
 from tests.samplers.made import agent_for
 from tests.samplers.supervised import FAULTY_SEED, KINDS, SLOW, collected, sampler_for, supervision, workers_for
 
@@ -133,11 +133,6 @@ def test_any_exception_of_the_agent_is_raised(fail: Any, error: Any, message: st
             sampler.collect()
     assert re.match(r"\nin worker [01] \(process \d+\)\n", str(caught.value.__cause__))
     assert f"in {fail.__name__}\n" in str(caught.value.__cause__)
-
-
-def test_the_unpicklable_exception_needs_two_arguments() -> None:
-    with pytest.raises(TypeError):
-        Unpicklable("1 and 2")  # type: ignore[call-arg, arg-type]
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=SLOW)])

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.algos import ddpg, dqn, ppo
-from rlframe.core.errors import ConfigError
+from rlframe.algos import ddpg, ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Samples
@@ -232,15 +231,3 @@ def test_a_run_goes_on_from_the_state_of_a_sampler_that_waited_for_all() -> None
         for row, after in pairwise(rows):
             if row["valid"]:
                 assert after["observation"][:2] == [row["observation"][0] + 1, row["action"]]
-
-
-@pytest.mark.slow
-def test_memory_is_refused_before_workers_step() -> None:
-    env = EnvConfig(Counting, {"slow": SEEDS[0]}, "python")
-    with closing(WorkerPool(env, B, SEEDS, 2)) as pool:
-        agent = dqn.Config().make_agent(pool.observation_space, pool.action_space, ModelConfig(hidden=(8,)), 0)
-        assert not agent.recurrent
-        memory = ModelConfig(hidden=(8,), memory="gru")
-        recurrent = ppo.Config().make_agent(pool.observation_space, pool.action_space, memory, 0)
-        with pytest.raises(ConfigError, match=r"sampler.wait_s=0 is for policies without memory"):
-            GpuSampler(pool, recurrent, 4, wait_s=0.0)

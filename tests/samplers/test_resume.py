@@ -10,49 +10,22 @@ import numpy as np
 import pytest
 
 from rlframe.algos import dqn
-from rlframe.core.seeding import Role, env_seeds, generators
+from rlframe.core.seeding import Role, generators
 from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
+from rlframe.samplers import CpuSampler, GpuSampler
 from rlframe.system.service import Supervision
 from tests.envs import resumable
 from tests.envs.test_restore import stored
-from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
-
-B, T = 5, 7
-
-
-def made(how: str, env: Any, backend: str = "python", draws: bool = True, **model: Any) -> Any:
-    """A sampler and its agent; `how` is serial, or a kind and a number of workers."""
-    config, seeds = EnvConfig(env, {}, backend), env_seeds(0, Role.ENV, B)
-    envs: Any
-    if how == "serial":
-        envs = make_envs(config, B, seeds)
-    else:
-        envs = WorkerPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30))
-    agent = agent_for(envs.observation_space, envs.action_space, **model)
-    if not draws:
-        agent.noise = silent
-    if how == "serial":
-        return SerialSampler(envs, agent, T, decorrelation_steps=3), agent
-    if how.startswith("cpu"):
-        return CpuSampler(envs, agent, T, decorrelation_steps=3), agent
-    return GpuSampler(envs, agent, T, 0, 3, 2 if how.startswith("alternating") else 1), agent
+from tests.samplers.made import B, T, agent_for, assert_batches_equal, assert_equal, copied, sampler_for, split
 
 
 def batches(sampler: Any, n: int) -> list[Any]:
     return [(copied(sampler.collect()), sampler.trajectories()) for _ in range(n)]
-
-
-def assert_batches_equal(one: list[Any], other: list[Any]) -> None:
-    assert any(trajectories for _, trajectories in one)
-    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
-        assert_equal(samples, others)
-        assert trajectories == other_trajectories
 
 
 @pytest.mark.same_bits
@@ -60,12 +33,12 @@ def assert_batches_equal(one: list[Any], other: list[Any]) -> None:
 @pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque], ids=["by state", "by actions"])
 def test_a_sampler_continues_from_the_state_of_another(before: str, after: str, env: Any) -> None:
     model = {"memory": "lstm", "memory_size": 4, "feed_back": True}
-    first, _ = made(before, env, **model)
+    first, _ = split(before, env, **model)
     with closing(first):
         batches(first, 3)
         state = stored(first.state_dict())
         one = batches(first, 3)
-    second, _ = made(after, env, **model)
+    second, _ = split(after, env, **model)
     with closing(second):
         assert second.load_state_dict(state) == [""] * B
         other = batches(second, 3)
@@ -75,19 +48,19 @@ def test_a_sampler_continues_from_the_state_of_another(before: str, after: str, 
 
 @pytest.mark.parametrize("how", ["serial", "cpu1"])
 def test_a_numpy_vector_environment_continues_in_the_same_split(how: str) -> None:
-    first, _ = made("serial", "CartPole-v1", "native")
+    first, _ = split("serial", "CartPole-v1", backend="native")
     batches(first, 3)
     state = stored(first.state_dict())
-    second, _ = made(how, "CartPole-v1", "native")
+    second, _ = split(how, "CartPole-v1", backend="native")
     with closing(second):
         assert second.load_state_dict(state) == [""] * B
         assert_batches_equal(batches(first, 6), batches(second, 6))
 
 
 def test_a_numpy_vector_environment_restarts_in_another_split() -> None:
-    first, _ = made("serial", "CartPole-v1", "native")
+    first, _ = split("serial", "CartPole-v1", backend="native")
     batches(first, 3)
-    second, _ = made("cpu2", "CartPole-v1", "native")
+    second, _ = split("cpu2", "CartPole-v1", backend="native")
     with closing(second):
         assert all("another size" in reason for reason in second.load_state_dict(stored(first.state_dict())))
         assert second.collect().inputs.first[0].all()
@@ -139,7 +112,7 @@ def starts(how: str) -> list[Any]:
     """The first rows of a run and of two resumes without environments, by an agent that draws no noise."""
     state, found = {}, []
     for _ in range(3):
-        sampler, _ = made(how, resumable.Walk, draws=False)
+        sampler, _ = split(how, resumable.Walk, noise=silent)
         with closing(sampler):
             if state:
                 assert all("no environments" in reason for reason in sampler.load_state_dict(state))

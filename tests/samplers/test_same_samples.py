@@ -14,34 +14,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlframe.core.seeding import Role, env_seeds
-from rlframe.envs import EnvConfig, debug_envs, make_envs
-from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
-from rlframe.system.service import Supervision
-from tests.samplers.made import agent_for, assert_equal, copied
+from rlframe.envs import debug_envs
+from rlframe.samplers import Sampler
+from tests.samplers.made import assert_batches_equal, copied, split
 from tests.variants import variants
 
-B, T, N_BATCHES = 5, 7, 4
+N_BATCHES = 4
 SPLITS = ["cpu1", "cpu2", "cpu3", "gpu1", "gpu2", "gpu3", "alternating2", "alternating3"]
-
-
-def sampler(how: str, env: Any, kwargs: dict[str, Any], seed: int, method: str = "forkserver", **model: Any) -> Any:
-    """A sampler and its agent; `how` is serial, or a kind and a number of workers."""
-    config, seeds = EnvConfig(env, kwargs, "python"), env_seeds(seed, Role.ENV, B)
-    n_workers = int(how[-1]) if how != "serial" else 0
-    supervision = Supervision(timeout_s=30, start_method=method)
-    envs: Any
-    if n_workers:
-        envs = WorkerPool(config, B, seeds, n_workers, (), supervision)
-    else:
-        envs = make_envs(config, B, seeds)
-    agent = agent_for(envs.observation_space, envs.action_space, seed, **model)
-    if how == "serial":
-        return SerialSampler(envs, agent, T, seed, decorrelation_steps=3), agent
-    if how.startswith("cpu"):
-        return CpuSampler(envs, agent, T, seed, decorrelation_steps=3), agent
-    return GpuSampler(envs, agent, T, seed, 3, 2 if how.startswith("alternating") else 1), agent
 
 
 def history(made: tuple[Sampler, Any]) -> Iterator[Any]:
@@ -72,12 +51,9 @@ EACH = variants((f"{how}-{model}" for how in SPLITS for model in MODELS), [*FAST
 @pytest.mark.parametrize("case", EACH)
 def test_every_sampler_gives_the_batches_of_the_serial_one(case: str) -> None:
     kwargs, (how, model) = {"max_episode_steps": 9}, case.split("-")
-    one = list(history(sampler("serial", "Pendulum-v1", kwargs, 3, **MODELS[model])))
-    other = list(history(sampler(how, "Pendulum-v1", kwargs, 3, **MODELS[model])))
-    assert any(trajectories for _, trajectories in one), "there are ends of episodes inside"
-    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
-        assert_equal(samples, others)
-        assert trajectories == other_trajectories
+    one = list(history(split("serial", "Pendulum-v1", kwargs, 3, **MODELS[model])))
+    other = list(history(split(how, "Pendulum-v1", kwargs, 3, **MODELS[model])))
+    assert_batches_equal(one, other)
 
 
 class Pictures(gymnasium.Env):
@@ -112,19 +88,15 @@ class Pictures(gymnasium.Env):
 def test_agents_that_act_in_torch_give_the_batches_of_the_serial_sampler(kind: str, how: str) -> None:
     env: Any = Pictures if kind == "images" else "Pendulum-v1"
     kwargs, model = ({}, {}) if kind == "images" else ({"max_episode_steps": 9}, {"memory": kind, "memory_window": 4})
-    one, other = (sampler(each, env, kwargs, 3, **model) for each in ("serial", how))
+    one, other = (split(each, env, kwargs, 3, **model) for each in ("serial", how))
     assert one[1].numpy_step(4) is None
-    for (samples, trajectories), (others, other_trajectories) in zip(history(one), history(other), strict=True):
-        assert_equal(samples, others)
-        assert trajectories == other_trajectories
+    assert_batches_equal(list(history(one)), list(history(other)))
 
 
 @pytest.mark.same_bits
 @pytest.mark.parametrize("how", ["alternating2", pytest.param("cpu2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["spawn"])  # the tests above have forkserver
 def test_the_start_method_changes_nothing(how: str, method: str) -> None:
-    one = list(history(sampler("serial", debug_envs.memory, {}, 1)))
-    other = list(history(sampler(how, debug_envs.memory, {}, 1, method)))
-    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
-        assert_equal(samples, others)
-        assert trajectories == other_trajectories
+    one = list(history(split("serial", debug_envs.memory, seed=1)))
+    other = list(history(split(how, debug_envs.memory, seed=1, method=method)))
+    assert_batches_equal(one, other)

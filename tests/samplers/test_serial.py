@@ -100,16 +100,6 @@ def test_noise_of_an_environment_does_not_depend_on_the_size_of_the_batch() -> N
     torch.testing.assert_close(large.action[:, :2], small.action, rtol=0, atol=1e-6)
 
 
-def test_a_resumed_sampler_draws_the_same_noise() -> None:
-    sampler, _ = sampler_for(debug_envs.memory, T=3, B=2)
-    sampler.collect()
-    state = sampler.state_dict()
-    expected = [rng.random() for rng in sampler.rngs]
-    other, _ = sampler_for(debug_envs.memory, T=3, B=2)
-    other.load_state_dict(state)
-    assert [rng.random() for rng in other.rngs] == expected
-
-
 def test_noise_comes_from_the_stream_of_its_role_and_environment() -> None:
     sampler, _ = sampler_for(debug_envs.memory, T=3, B=2, seed=11)
     assert [rng.random() for rng in sampler.rngs] == [generator(11, Role.NOISE, env).random() for env in range(2)]

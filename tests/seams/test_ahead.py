@@ -85,8 +85,3 @@ def test_a_source_that_always_has_a_batch_leaves_time_to_learn_and_log(tmp_path:
     rows = read_csv(tmp_path / "run_0/progress.csv")[1]
     assert len(rows) == 3
     assert int(rows[1]["updates"]) >= 2
-
-
-def test_a_source_that_does_not_is_put_into_a_process_of_its_own(tmp_path: Path) -> None:
-    assert launch.main(words(f"{CASE} sampler=serial", tmp_path)) == 0
-    assert "in a background process" in (tmp_path / "run_0/debug.log").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -288,11 +287,3 @@ def test_a_replay_on_a_device_draws_every_valid_row_alike() -> None:
     n = sum(history.at(t, b)["valid"] for t in range(44 - 19, 44) for b in range(3))
     assert abs(len(counts) - n) < 15
     np.testing.assert_allclose(counts, 20_000 / len(counts), rtol=0.25)
-
-
-def test_the_batches_of_every_sampler_go_on_where_the_last_one_ended() -> None:
-    _, _, batches = played(a2c.Config(), 4)
-    assert [batch.start for batch in batches] == [0, 40, 80, 120]
-    assert [batch.n_env_steps for batch in batches] == [int(batch.valid.sum()) for batch in batches]
-    for one, after in pairwise(batches):
-        assert same(one.inputs[-1], after.inputs[0])

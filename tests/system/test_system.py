@@ -12,22 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rlframe.core.errors import Interrupted
 from rlframe.experiment.presets import competing_work
 from rlframe.system.machine import gc_paused, limit_threads, retain_freed_memory, thread_variables
 from rlframe.system.signals import stop_request
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_requests_a_stop_and_the_second_interrupts(signum):
-    with stop_request() as stop:
-        assert not stop
-        os.kill(os.getpid(), signum)
-        assert stop
-        assert stop.signum == signum
-        with pytest.raises(Interrupted) as caught:
-            os.kill(os.getpid(), signum)
-    assert caught.value.exit_status == 128 + signum
 
 
 def test_previous_signal_handlers_are_restored_after_an_error():
