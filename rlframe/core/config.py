@@ -83,6 +83,7 @@ AUTO = -1  # value of a field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
 _LARGEST_FLOAT = 3.4028234663852886e38  # of a number: tensors are float32
 _MAX_NAME = 200
+_QUOTED = re.compile(r"(?<!\w)(?:'[^']*'|\"[^\"]*\")")  # it's has no quote that begins
 _SIMILAR, _PIECE = 0.6, 4  # least similarity of names that are suggested, and letters of a piece
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
@@ -108,11 +109,13 @@ def key_of(config: Any, name: str) -> str:
 
 
 def split_values(text: str) -> tuple[str, ...]:
-    """Split at commas outside of brackets: `[64,64],[256,256]` are two values."""
+    """Split at commas outside of brackets and quotes: `[64,64],[256,256]` are two values."""
     values, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+    quoted = {i for match in _QUOTED.finditer(text) for i in range(*match.span())}
+    for i, character in enumerate(text):
+        if i not in quoted:
+            depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0 and i not in quoted:
             values.append("")
         else:
             values[-1] += character

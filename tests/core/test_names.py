@@ -53,3 +53,5 @@ def test_a_part_says_which_keys_its_arguments_are() -> None:
 
 def test_lists_of_names_are_divided_outside_of_arguments() -> None:
     assert entries_of("[a:B(x=[1,2],y=3),c:D]") == ["a:B(x=[1,2],y=3)", "c:D"]
+    assert entries_of("""[a:B(x="1, ]", y='2)'),c:D]""") == ["""a:B(x="1, ]", y='2)')""", "c:D"]
+    assert entries_of("[it's,that's]") == ["it's", "that's"]
