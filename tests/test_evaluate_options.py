@@ -201,10 +201,11 @@ def test_several_runs_end_with_a_table(run, dqn, tmp_path, capsys):
     out = tmp_path / "all.json"
     text = printed(capsys, run, str(dqn), *FEW, f"out={out}")
     header, *rows = text.splitlines()[-3:]
-    assert header.split() == ["run", "env_steps", "episodes", "return", "min", "max", "length"]
+    assert header.split() == ["run", "trained", "for", "episodes", "return", "min", "max", "length"]
     assert [row.split()[0] for row in rows] == [str(run), str(dqn)]
-    assert all(re.search(r" 2 +\d+\.\d \+- \d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d$", row) for row in rows)
+    assert all(re.search(r" \d+ env_steps +2 +\d+\.\d \+- \d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d$", row) for row in rows)
     assert [each["run"] for each in json.loads(out.read_text())] == [str(run), str(dqn)]
+    assert [each["env_steps"] > 0 <= each["updates"] for each in json.loads(out.read_text())] == [True, True]
 
 
 def test_a_missing_run_is_an_error_before_the_others_are_played(run, tmp_path, capsys):
