@@ -205,7 +205,7 @@ def test_several_runs_end_with_a_table(run, dqn, tmp_path, capsys):
     assert [row.split()[0] for row in rows] == [str(run), str(dqn)]
     assert all(re.search(r" \d+ env_steps +2 +\d+\.\d \+- \d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d$", row) for row in rows)
     assert [each["run"] for each in json.loads(out.read_text())] == [str(run), str(dqn)]
-    assert [each["env_steps"] > 0 <= each["updates"] for each in json.loads(out.read_text())] == [True, True]
+    assert all({"env_steps", "updates"} <= each.keys() for each in json.loads(out.read_text()))
 
 
 def test_a_missing_run_is_an_error_before_the_others_are_played(run, tmp_path, capsys):
