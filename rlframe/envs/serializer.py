@@ -1,6 +1,7 @@
 """Save the attributes of Python objects as plain data that a snapshot can store, and load them into new objects.
 
-Handles numbers, arrays, containers and random generators; other objects need a codec (see episode_state.py).
+Handles numbers, arrays, containers, random generators, and attributes that are objects with attributes alone; others
+need a codec (see episode_state.py).
 """
 
 from __future__ import annotations
@@ -67,11 +68,7 @@ def load_attributes(holders: Sequence[Any], owners: Sequence[Any], saved: Sequen
         raise EnvStateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
     loader = _Loader(owners, codecs)
     for holder, attributes in zip(holders, saved, strict=True):
-        new = {name: loader.attribute(holder, name, value) for name, value in attributes.items()}
-        own = vars(holder)
-        for name in (own.keys() - new.keys()).difference(_CONSTRUCTION):
-            del own[name]
-        own.update(new)
+        loader.attributes(holder, attributes)
 
 
 class _Saver:
@@ -107,6 +104,11 @@ class _Saver:
             return {"enum": value.name}
         if (name := _constant_name(value, self.owners)) is not None:
             return {"constant": name, "cells": [self.value(cell.cell_contents) for cell in _cells(value)]}
+        known = id(value) in self.indices or any(value is owner for owner in self.owners)
+        if not known and _is_of_attributes(value):
+            self.indices[id(value)] = len(self.seen)
+            self.seen.append(value)
+            return {"object": type_name(type(value)), "attributes": self.attributes(value)}
         return self.value(value)
 
     def value(self, value: Any) -> Any:
@@ -157,6 +159,13 @@ class _Loader:
         self.owners, self.codecs = owners, codecs
         self.loaded: list[Any] = []  # in the order in which they were saved
 
+    def attributes(self, holder: Any, saved: Mapping[str, Any]) -> None:
+        new = {name: self.attribute(holder, name, value) for name, value in saved.items()}
+        own = vars(holder)
+        for name in (own.keys() - new.keys()).difference(_CONSTRUCTION):
+            del own[name]
+        own.update(new)
+
     def attribute(self, holder: Any, name: str, saved: Any) -> Any:
         current = vars(holder).get(name)
         where = f"{type(holder).__name__}.{name}"
@@ -179,6 +188,12 @@ class _Loader:
                     raise EnvStateError(f"{where} is {current!r}, not the {constant} that was saved")
                 for cell, content in zip(_cells(current), contents, strict=True):
                     cell.cell_contents = self.value(content)
+                return current
+            case {"object": str() as kind, "attributes": dict() as attributes}:
+                if type_name(type(current)) != kind:
+                    raise EnvStateError(f"{where} is a {type_name(type(current))}, not the {kind} that was saved")
+                self.loaded.append(current)
+                self.attributes(current, attributes)
                 return current
         return self.value(saved)
 
@@ -247,6 +262,20 @@ def _constant_name(value: Any, owners: Sequence[Any]) -> str | None:
     if isinstance(value, EnvSpec):
         return value.id
     return str(value) if isinstance(value, np.dtype) else None
+
+
+def _is_of_attributes(value: Any) -> bool:
+    """Whether all state of an object is in its attributes, as Python itself says that copies it."""
+    kind: Any = type(value)
+    if not hasattr(value, "__dict__") or any(
+        getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__")
+    ):
+        return False
+    try:
+        _, arguments, _, *items = value.__reduce_ex__(2)
+    except (TypeError, ValueError):  # it has more, of a class in C
+        return False
+    return arguments == (kind,) and not any(item is not None for item in items)
 
 
 def _cells(value: Any) -> tuple[types.CellType, ...]:
