@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent
 from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, n_step_replay
 from rlframe.algos.running_deviation import ScaledReturns
-from rlframe.core.config import AUTO, choice, count, count_or_auto, idle_while, option, positive
+from rlframe.core.config import AUTO, choice, count, count_or_auto, option, positive
+from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree

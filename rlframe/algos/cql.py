@@ -20,7 +20,8 @@ from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.sac import Continuous, Discrete, Losses, Pair, SoftValue
-from rlframe.core.config import count, idle_while, in_state, option
+from rlframe.core.config import count, option
+from rlframe.core.declared import idle_while, in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK, allowed

@@ -24,6 +24,7 @@ from rlframe.algos.imitation import ImitationConfig
 from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
@@ -46,6 +47,8 @@ class Config(ImitationConfig):
     Its policy is a Gaussian whose mean is tanh of the network's; here actions beyond the bounds are clipped. It anneals
     the policy's learning rate, learning_rate=cosine(3e-4,0), but not that of the value, which is one here.
     """
+
+    IN_STATE = in_state("discount")
 
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
     discount: float = fraction(0.99, "gamma, per env step")

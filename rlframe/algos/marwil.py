@@ -21,7 +21,8 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import Imitation, ImitationConfig
 from rlframe.algos.off_policy import check_feedforward, replay_of
-from rlframe.core.config import fraction, idle_while
+from rlframe.core.config import fraction
+from rlframe.core.declared import idle_while, in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
@@ -35,6 +36,7 @@ class Config(ImitationConfig):
     """beta is the paper's; the largest weight, and how c follows, are ours (see AdvantageNorm)."""
 
     IDLE = idle_while("most_weight", "norm_rate", beta=0)
+    IN_STATE = in_state("discount")
 
     discount: float = fraction(0.99, "gamma, per env step")
     beta: Scheduled = scheduled(1.0, "of the weight exp(beta A / c) of an action; 0: behaviour cloning")

@@ -17,7 +17,8 @@ from rlframe.algos.checks import check_learns, check_network, check_replay
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.replay_ratio import ReplayRatio
 from rlframe.algos.targets import TargetMoves, copy_into, copy_statistics
-from rlframe.core.config import choice, count, fraction_or_auto, idle_while, in_state, number, positive
+from rlframe.core.config import choice, count, fraction_or_auto, number, positive
+from rlframe.core.declared import idle_while, in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.schedule import Scheduled, scheduled
@@ -44,7 +45,6 @@ _MOST_OBSERVED, _OBSERVED_AT_ONCE = 100_000, 1_000  # rows of data for statistic
 class FromReplayConfig:
     """The keys of every algorithm that learns from replay; one that knows better numbers states them anew."""
 
-    IN_STATE = in_state("discount")  # of the returns in stored rows, where it is a key
     learns_from = "replay"
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
@@ -81,7 +81,7 @@ class OffPolicyConfig(FromReplayConfig):
     """The keys that DQN, DDPG, TD3 and SAC share."""
 
     IDLE = idle_while("n_atoms", value="expected") | idle_while("v_min", "v_max", value=("expected", "quantile"))
-    IN_STATE = in_state("v_min", "v_max")
+    IN_STATE = in_state("v_min", "v_max", "discount")  # of the returns in stored rows
 
     discount: float = fraction_or_auto(
         0.99, "gamma, per env step; auto: (T/5 - 1) / (T/5) of episodes of at most T steps, within 0.95 and 0.995"

@@ -6,7 +6,8 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import in_state, key_of, plain_value
+from rlframe.core.config import key_of, plain_value
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.replay.select import MAX_PRIORITY
 

@@ -32,6 +32,7 @@ from rlframe.algos.off_policy import (
     weighted_mean,
 )
 from rlframe.core.config import choice, count, fraction, positive
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
 from rlframe.core.schedule import Scheduled, scheduled
@@ -57,6 +58,7 @@ from rlframe.updates.optimizer_step import make_optimizer_step
 class Config(FromReplayConfig):
     """Defaults are those of the paper where it has them, with Adam for RMSProp, and rows for episodes."""
 
+    IN_STATE = in_state("discount")
     joint = True
 
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=8, B=4))

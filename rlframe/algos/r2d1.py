@@ -34,7 +34,8 @@ from rlframe.algos.off_policy import (
     weighted_mean,
 )
 from rlframe.algos.prioritized import PRIORITIES, check_unique
-from rlframe.core.config import count, fraction, idle_while, option, positive
+from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree

@@ -28,7 +28,8 @@ from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic,
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.targets import is_due, soft_update
-from rlframe.core.config import choice, count, fraction, idle_while, in_state, option
+from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.declared import idle_while, in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int

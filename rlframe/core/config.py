@@ -236,37 +236,6 @@ def option(default: Any, doc: str) -> Any:
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 
-FieldsBeside = dict[str, tuple[str, tuple[Any, ...]]]  # fields, and the values of another beside which it holds
-
-
-def idle_while(*names: str, **values: Any) -> FieldsBeside:
-    """For `IDLE` of a config's class: fields that do nothing while another has this value, or one of these."""
-    ((other, given),) = values.items()
-    return dict.fromkeys(names, (other, given if isinstance(given, tuple) else (given,)))
-
-
-def in_state(*names: str, **values: Any) -> FieldsBeside:
-    """For `IN_STATE` of a config's class: fields that saved states depend on, or only while another has this value.
-
-    A run cannot change them when it continues from a saved state: see `rlframe.restore` and population-based training.
-    """
-    return idle_while(*names, **values) if values else dict.fromkeys(names, ("", ()))
-
-
-def said_of_fields(config: type, attribute: str) -> FieldsBeside:
-    """What a config's class says in `IDLE` or `IN_STATE`, and those that it inherits from, unless it says otherwise."""
-    said: FieldsBeside = {}
-    for cls in reversed(config.__mro__):
-        said |= vars(cls).get(attribute, {})
-    return said
-
-
-def fields_beside(config: Any, attribute: str) -> dict[str, str]:
-    """Fields of which their class says so in `IDLE` or `IN_STATE`, and the other, if it is one, that makes them so."""
-    said = said_of_fields(type(config), attribute)
-    return {name: other for name, (other, values) in said.items() if not other or getattr(config, other) in values}
-
-
 def number(default: float, doc: str, low: float = 0.0, infinite: bool = False, high: float = math.inf) -> Any:
     """A field for a number from `low` to `high`; NaN only if that is the default; `infinite`, or so too, also inf."""
     check = within(low, high, infinite=infinite or default == math.inf, nan=math.isnan(default))

@@ -10,7 +10,8 @@ from typing import Any
 import chz
 
 from rlframe.algos.defaults import learns_from
-from rlframe.core.config import AUTO, choice, count, count_or_auto, idle_while, names, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
+from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import check_name
 from rlframe.core.parts import ROOTS, part, part_name, values_of

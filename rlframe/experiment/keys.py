@@ -14,7 +14,8 @@ from typing import Any
 import chz
 import gymnasium
 
-from rlframe.core.config import AUTO, accepts_auto, fields_beside, nearest
+from rlframe.core.config import AUTO, accepts_auto, nearest
+from rlframe.core.declared import fields_beside
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.parts import GROUPS, Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule

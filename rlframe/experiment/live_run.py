@@ -53,7 +53,7 @@ class LiveRun:
         if record is not None:
             self._within(self._opened.enter_context, logger_context(config=config, **record))
         self._rows = built.runner.rows()
-        self._opened.callback(self._rows.close)
+        self._opened.callback(lambda: self._rows.close())
 
     def _within(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._context.run(self._built.learning_call, function, *arguments)
@@ -105,12 +105,20 @@ class LiveRun:
         """Train up to the next row of the log, and return it.
 
         Raises:
-            StopIteration: the training has come to its end.    Otherwise see `Runner.train`.
+            StopIteration: the training has come to its end.    ConfigError: the run is closed.
+            Otherwise see `Runner.train`, after which the next call goes on.
         """
+        if not self._close.alive:
+            raise ConfigError("this run is closed; save it before, and continue with rlframe.restore")
         start = time.monotonic()
         try:
             with self.runner.stop_request(self._trained_s) as self.runner.stop:
                 row: dict[str, float] = self._within(next, self._rows)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._rows = self.runner.rows()  # the ones before have ended
+            raise
         finally:
             self._trained_s += time.monotonic() - start
         self._table.append(row)

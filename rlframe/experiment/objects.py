@@ -54,6 +54,7 @@ NOT_OF_POLICY = (
     "loggers",
     "record_transform",
     "algo.replay.transform",
+    "algo.optimizer",
 )
 SHORT_KEYS = ("explore", "replay")  # the keys of these parts may be written without algo.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import fields_beside
+from rlframe.core.declared import fields_beside
 from rlframe.core.errors import ConfigError
 from rlframe.core.parts import fields_of, known_keys
 from rlframe.core.schedule import accepts_schedule

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.config import count, fraction, in_state, number, option, positive
+from rlframe.core.config import count, fraction, number, option, positive
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.names import find_class
 from rlframe.core.schedule import Scheduled, scheduled

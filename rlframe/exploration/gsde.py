@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlframe.core.config import count, in_state, number
+from rlframe.core.config import count, number
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy

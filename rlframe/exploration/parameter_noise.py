@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import count, in_state, number
+from rlframe.core.config import count, number
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled

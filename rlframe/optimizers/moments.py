@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import below_one, decays, in_state, number, option
+from rlframe.core.config import below_one, decays, number, option
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.kernels.device import held, is_recording
 from rlframe.optimizers.base import Optimizer, OptimizerConfig

@@ -292,7 +292,7 @@ def check_own_name(name: str) -> None:
     """Raise ValueError unless `name` is of the form group/name and no metric of rlframe's own."""
     if not _NAME.fullmatch(name):
         is_long = len(name) > _MAX_NAME
-        example = "name" if is_long else name.strip("/") or "name"
+        example = "name" if is_long else "_".join(name.replace("/", " ").split()) or "name"
         limit = f", each of at most {_MAX_NAME} characters" if is_long else ""
         raise ValueError(f"metric {shortened(repr(name))} must be named group/name, such as my_group/{example}{limit}")
     if name in METRICS:

@@ -51,8 +51,8 @@ class BaseRun:
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
 
-    def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        """Training begins: record its config if there is none. Raises ConfigError if a snapshot was not resumed."""
+    def begin(self, runner: object, config: Callable[[], Mapping[str, Any]]) -> None:
+        """Record the config if there is none; ConfigError: a snapshot was not resumed, or another runner has begun."""
 
     def record_choices(self, choices: Mapping[str, Any]) -> None:
         """Record what was chosen, for settings that are `auto` and for compile=, so that a resumed run keeps it."""
@@ -174,12 +174,11 @@ class Run(_DirectoryRun):
             loggers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
             sync: copies the run elsewhere.
         """
-        self.directory = directory
-        self._inode = inode(directory)
+        self.directory, self._inode = directory, inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy, sync.in_use)
         self._row: Mapping[str, float] = {}  # the last logged
-        self._has_config = bool(config)
-        self._n_failed = 0  # disk errors
+        self._has_config, self._n_failed = bool(config), 0  # disk errors
+        self._runner: object = None
         self._open = ExitStack()
         with ExitStack() as opened, ExitStack() as named:
             opened.callback(DirectoryLock(directory, "a run", "run_ID or log_dir").close)
@@ -241,7 +240,10 @@ class Run(_DirectoryRun):
             with self._disk_errors_of(f"the row of env_steps {row['env_steps']:,}{of}"), naming_logger(logger, "write"):
                 logger.write(row)
 
-    def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
+    def begin(self, runner: object, config: Callable[[], Mapping[str, Any]]) -> None:
+        if self._runner not in (None, runner):
+            raise ConfigError(f"{self.directory} is another runner's; train this one in a logger_context of its own")
+        self._runner = runner
         self._retention.check_resumed()
         self._record_resumed()
         if not self._has_config:

@@ -189,7 +189,7 @@ class Runner(ABC):
         Closed before the end, it writes a snapshot. Advance it in one context of contextvars only.
         """
         retain_freed_memory()
-        current_run().begin(lambda: config_of(self))
+        current_run().begin(self, lambda: config_of(self))
         try:
             how, why = yield from self._rows()
         except BaseException as error:

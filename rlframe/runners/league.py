@@ -10,7 +10,8 @@ import chz
 import torch
 
 from rlframe.agents import Agent
-from rlframe.core.config import choice, count, fraction, idle_while, names, number
+from rlframe.core.config import choice, count, fraction, names, number
+from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import SHARED, opponent_name
 from rlframe.core.seeding import Role, generator

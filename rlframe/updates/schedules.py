@@ -12,7 +12,7 @@ import chz
 import torch
 from torch import Tensor
 
-from rlframe.core.config import fields_beside
+from rlframe.core.declared import fields_beside
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill

@@ -3,7 +3,7 @@
 import chz
 import pytest
 
-from rlframe.core.config import said_of_fields
+from rlframe.core.declared import declared_in
 from rlframe.core.parts import ROOTS, Part, module_names
 from rlframe.experiment.job import read_job
 from rlframe.experiment.keys import KINDS, idle_keys, keys_of
@@ -165,7 +165,7 @@ ALGOS = [Part(ROOTS["algo"], name).find(name) for name in module_names(ROOTS["al
 
 @pytest.mark.parametrize("config", [*ALGOS, ModelConfig, LeagueConfig, RNDConfig])
 def test_keys_that_may_do_nothing_are_fields_beside_values_that_others_can_have(config: type) -> None:
-    for name, (other, values) in said_of_fields(config, "IDLE").items():
+    for name, (other, values) in declared_in(config, "IDLE").items():
         assert name in chz.chz_fields(config)
         assert all((name, other) in idle_keys(config(**{other: value})) for value in values)
 

@@ -8,7 +8,8 @@ import pytest
 
 import rlframe
 from rlframe.algos import sac
-from rlframe.core.config import fraction, in_state
+from rlframe.core.config import fraction
+from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError, RecordError
 from rlframe.experiment.resumable import can_change
 from rlframe.experiment.settings import from_flat
@@ -77,6 +78,18 @@ def test_a_state_is_named_from_the_home_directory_too(state: Path, monkeypatch: 
             run.save("~/full/saved")
 
 
+def test_a_run_goes_on_after_an_error_and_a_closed_one_says_so() -> None:
+    with rlframe.build(**SETTINGS) as run:
+        collect = run.sampler.collect
+        run.sampler.collect = lambda: 1 / 0  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError):
+            run.train()
+        run.sampler.collect = collect  # type: ignore[method-assign]
+        assert run.train()["env_steps"] >= 64
+    with pytest.raises(ConfigError, match="this run is closed; save it before"):
+        run.train()
+
+
 def test_a_rate_set_while_it_trained_stays_unless_another_is_given(tmp_path: Path) -> None:
     with rlframe.build(**SETTINGS) as run:
         next(run)
@@ -111,6 +124,21 @@ def test_all_settings_may_be_repeated_in_any_form(state: Path) -> None:
 )
 def test_a_number_that_is_in_the_state_cannot_change(words: dict[str, Any], fixed: str) -> None:
     assert not can_change(fixed, from_flat({"env": "CartPole-v1", **words}))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (in_state("exponnt"), "IN_STATE of .*Config names exponnt, which is no field; did you mean exponent"),
+        (in_state("exponent", weighted=True), "names weighted, which is no field"),
+        (("exponent",), r"is made by idle_while\(...\) or in_state"),
+    ],
+    ids=str,
+)
+def test_what_a_config_says_of_its_state_is_checked(said: Any, message: str) -> None:
+    config = chz.chz(type("OtherConfig", (OwnConfig,), {"IN_STATE": said, "__module__": __name__}))
+    with pytest.raises(ConfigError, match=message):
+        can_change("algo.exponent", from_flat({"algo": "sac"}).with_algos(lambda *_: config()))
 
 
 def test_a_number_that_is_in_the_state_of_others_can_change() -> None:

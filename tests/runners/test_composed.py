@@ -127,6 +127,15 @@ def test_code_of_an_environment_is_recorded(tmp_path: Path, monkeypatch: pytest.
     assert all(code.values())
 
 
+def test_a_record_is_of_one_runner(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run, composed() as runner:
+        runner.train()
+        rows = (run.directory / "progress.csv").read_text()
+        with composed() as other, pytest.raises(ConfigError, match=r"run_0 is another runner's; train this one in a"):
+            other.train()
+    assert (run.directory / "progress.csv").read_text() == rows
+
+
 def test_a_replay_is_made_by_the_name_of_its_kind() -> None:
     numbers = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2), BatchSpec(8, 4), NStep(0.99, 3)
     with pytest.raises(ConfigError, match="memori"):

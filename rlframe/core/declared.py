@@ -1,0 +1,50 @@
+"""What a config's class declares of its fields: that they do nothing, or that saved states depend on them."""
+
+from typing import Any
+
+import chz
+
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError, qualified_name
+
+FieldsBeside = dict[str, tuple[str, tuple[Any, ...]]]  # fields, and the values of another beside which it holds
+
+
+def idle_while(*names: str, **values: Any) -> FieldsBeside:
+    """For `IDLE` of a config's class: fields that do nothing while another has this value, or one of these."""
+    ((other, given),) = values.items()
+    return dict.fromkeys(names, (other, given if isinstance(given, tuple) else (given,)))
+
+
+def in_state(*names: str, **values: Any) -> FieldsBeside:
+    """For `IN_STATE` of a config's class: fields that saved states depend on, or only while another has this value.
+
+    A run cannot change them when it continues from a saved state: see `rlframe.restore` and population-based training.
+    """
+    return idle_while(*names, **values) if values else dict.fromkeys(names, ("", ()))
+
+
+def declared_in(config: type, attribute: str) -> FieldsBeside:
+    """What a config's class says in `IDLE` or `IN_STATE`, and those that it inherits from, unless it says otherwise.
+
+    Raises:
+        ConfigError: it names what is no field, or is of another form.
+    """
+    found: FieldsBeside = {}
+    for cls in reversed(config.__mro__):
+        own = vars(cls).get(attribute, {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"{attribute} of {qualified_name(cls)} is made by idle_while(...) or in_state(...)")
+        found |= own
+    known = chz.chz_fields(config)
+    if wrong := [name for name in (*found, *(other for other, _ in found.values())) if name and name not in known]:
+        raise ConfigError(
+            f"{attribute} of {qualified_name(config)} names {wrong[0]}, which is no field{nearest(wrong[0], known)}"
+        )
+    return found
+
+
+def fields_beside(config: Any, attribute: str) -> dict[str, str]:
+    """Fields of which their class says so in `IDLE` or `IN_STATE`, and the other, if it is one, that makes them so."""
+    found = declared_in(type(config), attribute)
+    return {name: other for name, (other, values) in found.items() if not other or getattr(config, other) in values}
