@@ -34,6 +34,9 @@ def train(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **
         ConfigError: a setting is wrong; nothing was written.
         Interrupted: Ctrl-C stopped it; a snapshot was written, and resume= continues the run.
     """
+    from rlframe.core.main_script import check_not_imported
+
+    check_not_imported("train")
     keys = _keys(algo, env, n_steps, settings)
     from rlframe.experiment import fetch, job, train
 
@@ -53,6 +56,9 @@ def build(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **
     Raises:
         ConfigError: a setting is wrong, or is for several processes.
     """
+    from rlframe.core.main_script import check_not_imported
+
+    check_not_imported("build")
     job = _read(algo, env, n_steps, settings)
     from rlframe.experiment.train import live_run
 

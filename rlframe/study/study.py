@@ -1,9 +1,7 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
-import multiprocessing
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from typing import Any
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
 from rlframe.core.files import replace_file
+from rlframe.core.main_script import check_not_imported
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
 from rlframe.core.yaml import format_value, is_passed_on, to_json
@@ -199,7 +198,7 @@ def run_study(
         if not variants or not seeds:
             n, n_seeds = len(variants), len(seeds)
             raise ConfigError(f"a study needs at least one variant and one seed, not {n} and {n_seeds}")
-        check_not_imported()
+        check_not_imported("run_study")
         reserved = sorted({key for variant in variants for key in variant if key in _SET_BY_QUEUE})
         if reserved:
             raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
@@ -218,22 +217,6 @@ def run_study(
             return execute(study, slots, options)
 
     return run_command(body, [])
-
-
-def check_not_imported() -> None:
-    """Raise ConfigError in a script that a run or a worker of its own study imports, which would start it again."""
-    main = sys.modules["__main__"]
-    name = main.__spec__.name if main.__spec__ else ""
-    by_worker = multiprocessing.parent_process() and not hasattr(main, "__file__") and _is_imported()
-    if by_worker or name.startswith("rlframe."):
-        importer = "a worker process" if by_worker else name
-        raise ConfigError(f"{importer} imports this script; call run_study below if __name__ == '__main__':")
-
-
-def _is_imported() -> bool:
-    """Whether this is called by the top level of a module that is being imported."""
-    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]
-    return any(x.f_code.co_name == "<module>" and x.f_globals.get("__name__") != "__main__" for x in frames)
 
 
 def words_of_variant(variant: Mapping[str, Any], command: Sequence[str], objects: StudyObjects) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.main_script import check_not_imported
 from rlframe.core.parts import python_keys
 from rlframe.experiment.job import check_words
 from rlframe.experiment.study_keys import PLAN_KEYS, SEARCH, STUDY_KEYS, SWEEP
@@ -15,7 +16,7 @@ from rlframe.study.objects import StudyObjects
 from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import bare_key, setting_names
 from rlframe.study.search import PBT
-from rlframe.study.study import check_not_imported, execute, words_of_variant
+from rlframe.study.study import execute, words_of_variant
 from rlframe.study.sweep import plan_study
 from rlframe.study.words import Experiments, is_name
 
@@ -30,7 +31,7 @@ def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search:
     Raises:
         ConfigError: a setting is wrong, or `variants` and `seeds` are no lists; nothing was started.
     """
-    check_not_imported()
+    check_not_imported("run_study")
     try:
         seeds, search = list(seeds), dict(search)
     except (TypeError, ValueError):

@@ -26,6 +26,7 @@ from rlframe.study.objects import StudyObjects
 from rlframe.study.record import FILE
 from tests.experiment import forms
 from tests.experiment.forms import FastPPO, Slower, Walk
+from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
 
 PRINTS = [sys.executable, "-c", "import sys; print(sys.argv)"]
@@ -169,6 +170,23 @@ def test_a_run_that_imports_the_script_starts_no_study(
     script.__spec__ = gymnasium.__spec__.__class__("rlframe.launch", None)
     assert run_study(PRINTS, [{"env": forms.short_walk}], [0], str(tmp_path / "study")) == 2
     assert "rlframe.launch imports this script; call run_study below if __name__ ==" in capsys.readouterr().err
+
+
+def test_a_script_that_trains_and_starts_a_study_of_its_own_class_is_not_run_again(tmp_path: Path) -> None:
+    """The study names the class by the script's file, which is imported under its own name to check the settings."""
+    (tmp_path / "own_script.py").write_text(
+        "print('started', __name__)\nimport rlframe\nfrom tests.experiment.forms import SMALL, Walk\n"
+        "class Own(Walk): pass\n"
+        f"rlframe.train('ppo', Own, n_steps=64, log_dir={str(tmp_path / 'run')!r}, sampler='serial', **SMALL)\n"
+        f"rlframe.run_study([{{'algo': 'ppo'}}], env=Own, log_dir={str(tmp_path / 'study')!r})\n"
+    )
+    found = run_python([sys.executable, str(tmp_path / "own_script.py")], cwd=tmp_path, timeout=DEADLINE_S)
+    assert [line for line in found.stdout.splitlines() if line.startswith("started")] == [
+        "started __main__",
+        "started own_script",
+    ]
+    assert "its own study imports this script; call train below if __name__ ==" in found.stderr
+    assert (tmp_path / "run/run_0/result.json").is_file()
 
 
 @pytest.mark.slow
