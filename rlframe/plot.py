@@ -7,7 +7,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,7 @@ def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean"
         plot_runs([run.metrics, frame], ["here", "there"])  # columns by name: rlframe.build's run, or a pandas frame
         plot_runs(["data/search"])  # a search by itself: its history, importance and slices
         plot_runs([[one.metrics, two.metrics]], ["two seeds"])
+        plot_runs({"here": run, "there": frame})
         plot_runs("data/ppo")  # one needs no list
 
     Args:
@@ -175,10 +176,14 @@ def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean"
     Raises:
         ConfigError: a wrong option, no rows, the file cannot be written, or matplotlib is not installed.
     """
-    if isinstance(runs, str | Path) or hasattr(runs, "keys"):
+    if isinstance(runs, Mapping) and runs and all(map(_has_rows, runs.values())):
+        labels, runs = list(map(str, runs)), list(runs.values())
+    if isinstance(runs, str | Path) or _has_rows(runs):
         runs = [runs]
-    if not len(runs) or (labels and len(labels) != len(runs)):
-        raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
+    if not len(runs):
+        raise PlotError("plot_runs needs a run")
+    if labels and len(labels) != len(runs):
+        raise PlotError(f"plot_runs needs one label for each of its runs, or none, not {len(labels)} for {len(runs)}")
     checked = {key: _value(key, str(value)) for key, value in options.items()}
     runs = [Path(each).expanduser() if isinstance(each, str | Path) else each for each in runs]
     names = list(labels) or ["" if isinstance(each, Path) else f"run {n}" for n, each in enumerate(runs)]
@@ -194,12 +199,20 @@ def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean"
     return chosen.out
 
 
+def _has_rows(run: Any) -> bool:
+    """Whether these are columns by name, or a run of rlframe.build, which has some."""
+    return hasattr(run, "keys") or hasattr(run, "metrics")
+
+
 def _experiments(runs: Any, label: str) -> list[SeedGroup]:
     """One or more experiments of a directory, or one of columns or of several seeds' columns."""
     if isinstance(runs, Path):
         return find_curves([runs], [label] if label else [])
     seeds = runs if isinstance(runs, list | tuple) else [runs]
-    columns = [{str(name): np.asarray(values, float) for name, values in dict(each).items()} for each in seeds]
+    found = [dict(getattr(each, "metrics", each)) for each in seeds]
+    columns = [{str(name): np.asarray(values, float) for name, values in each.items()} for each in found]
+    if any(len({values.shape for values in each.values()}) > 1 for each in columns):
+        raise PlotError(f"{label}: its columns have different numbers of rows")
     return [SeedGroup(label, tuple(RunData(Path(label), each, {}) for each in columns))]
 
 

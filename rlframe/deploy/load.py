@@ -137,6 +137,7 @@ def choose_snapshot(path: Path, name: str = "") -> Path:
     Raises:
         SnapshotError: the run has no such snapshot.    ConfigError: `path` is a snapshot, and a name is given.
     """
+    name = str(name)
     folder = path / "snapshot" if (path / "snapshot").is_dir() else path
     found = [snapshot.name for snapshot in list_snapshots(folder)]
     if not found:

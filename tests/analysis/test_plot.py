@@ -52,10 +52,16 @@ def test_a_script_draws_directories_columns_and_seeds_also_one_that_is_not_in_a_
     study: Path, tmp_path: Path
 ) -> None:
     columns = {"env_steps": [1.0, 2.0], "time/elapsed_s": [1.0, 2.0], "eval/return_mean": [3.0, 4.0]}
-    for n, runs in enumerate((study, str(study / "ppo"), columns, [study, columns], [[columns, columns]])):
+    for n, runs in enumerate(
+        (study, str(study / "ppo"), columns, [study, columns], [[columns, columns]], {"a": columns})
+    ):
         assert plot_runs(runs, out=tmp_path / f"{n}.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(PlotError, match="one label for each of its runs, or none: 0 for 0"):
+    with pytest.raises(PlotError, match="one label for each of its runs, or none, not 2 for 1"):
+        plot_runs([columns], ["a", "b"])
+    with pytest.raises(PlotError, match="plot_runs needs a run"):
         plot_runs([])
+    with pytest.raises(PlotError, match="run 0: its columns have different numbers of rows"):
+        plot_runs({**columns, "eval/return_mean": [3.0]})
 
 
 def test_names_and_titles_are_drawn_as_they_are(tmp_path: Path) -> None:
