@@ -153,6 +153,21 @@ def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> 
         )
 
 
+def test_a_restored_run_says_what_it_goes_on_from_and_that_an_object_is_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Walk()
+    vars(other)["goal"] = 3.0
+    with rlframe.build("ppo", Walk(), n_steps=64, **{**SMALL, **FEW_UPDATES}) as run:
+        run.train()
+        saved = run.save(tmp_path / "saved")
+    for env, changed in ((Walk(), False), (other, True)):
+        with caplog.at_level("INFO", "rlframe"), rlframe.restore(tmp_path / "saved", env=env):
+            pass
+        assert f"restored from {saved}" in caplog.text
+        assert ("has changed since the run was started last" in caplog.text) == changed
+
+
 def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) -> None:
     callback = Slower(0.9)
     with rlframe.build("ppo", n_steps=256, **{**SMALL, **FEW_UPDATES, **OBJECTS, "callbacks": [callback]}) as run:

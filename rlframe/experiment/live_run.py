@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from rlframe.record.directory import write_params
 from rlframe.record.snapshot import save_snapshot
 from rlframe.runners import Runner
 from rlframe.samplers import Source
+
+_logger = logging.getLogger("rlframe")
 
 
 class LiveRun:
@@ -142,8 +145,9 @@ class LiveRun:
         metrics: dict[str, float] = self._within(evaluator.evaluate_now, self.runner.env_steps)
         return metrics
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; before the first row."""
+    def load(self, state: Mapping[str, Any], source: str) -> None:
+        """Continue from a saved state, before the first row; `source`: where it is, for the log."""
+        self._within(_logger.info, f"restored from {source}")
         self._within(self.runner.resume, state)
 
     def save(self, path: str | Path) -> Path:

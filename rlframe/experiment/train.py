@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ from rlframe.experiment.trust import check_network
 from rlframe.experiment.weights import agents_in, keeping
 from rlframe.kernels.device import choose_device
 from rlframe.record import current_run, logger_context
-from rlframe.record.directory import RESULT, check_config, run_directory
+from rlframe.record.directory import RESULT, check_config, resumed_session, run_directory
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.run import Run, SecondaryRankRun
-from rlframe.record.snapshot import load_newest, load_snapshot
+from rlframe.record.snapshot import load_newest, load_snapshot, params_of
 from rlframe.runners import Runner
 from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks
@@ -105,9 +105,10 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
         run = LiveRun(built, config, _record_of(experiment) if log_dir else None, until_closed.pop_all())
     if found:
+        _warn_of_edits(resumed_session(params_of(found.snapshot), config)[1])
         changed = changed_at(Path(job.resume), int(found.facts["env_steps"])) | {*long_keys(job.sources[0][1])}
         with keeping(run.runner.learners.algos(), changed):  # what is given holds, whatever was set while it trained
-            run.load(found.state)
+            run.load(found.state, str(found.snapshot))
     return run
 
 
@@ -195,7 +196,11 @@ def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved
     for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
         _logger.info(note)
     _logger.info(f"run: {run.directory}")
-    for name in run.edited:
+    _warn_of_edits(run.edited)
+
+
+def _warn_of_edits(names: Sequence[str]) -> None:
+    for name in names:
         _logger.warning(
             f"{name} has changed since the run was started last, or what it imports; it goes on with what is there now"
         )
