@@ -12,7 +12,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import optimizer_steps
-from rlframe.core.errors import ConfigError, one_line, shortened
+from rlframe.core.errors import ConfigError, one_line, shortened, warn_once
 from rlframe.core.files import read_json
 from rlframe.experiment.keys import as_typed
 from rlframe.record.snapshot import load_snapshot, params_of, resolve_snapshot, state_keys
@@ -223,10 +223,16 @@ def _keeping(algo: Algorithm, changed: Collection[str]) -> Iterator[None]:
     names = {key.rpartition(".")[2] for key in changed}
     names |= {_RATE} if any(name.endswith("learning_rate") for name in names) else set()
     optimizers = [part for part in vars(algo).values() if changed and isinstance(part, torch.optim.Optimizer)]
-    kept = [[{k: x for k, x in group.items() if k in names} for group in each.param_groups] for each in optimizers]
+    made = [[{k: x for k, x in group.items() if k != "params"} for group in each.param_groups] for each in optimizers]
     yield
     for step, rate in zip(steps, rates, strict=True):
         step.use_rate(rate)
-    for each, groups in zip(optimizers, kept, strict=True):
+    for each, groups in zip(optimizers, made, strict=True):
         for group, own in zip(each.param_groups, groups, strict=True):
-            group.update(own)
+            group.update({name: x for name, x in own.items() if name in names})
+            if saved := [name for name, x in own.items() if name in group and group[name] != x]:
+                is_now, asked = f"{saved[0]}={group[saved[0]]}", own[saved[0]]
+                warn_once(
+                    f"{type(each).__name__} goes on with {is_now}, as it was saved, not {asked}: a key that changes it "
+                    f"ends with that name, as algo.my_{saved[0]} does"
+                )

@@ -126,8 +126,9 @@ def test_a_rate_that_was_set_in_the_run_ends_where_the_setting_changes() -> None
     assert "kept_rate" not in member.state_dict()["optimizer"]
 
 
-@pytest.mark.slow
-def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_loaded() -> None:
+def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_loaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     saved = torch.optim.SGD([parameter], lr=1e-3, weight_decay=0.1).state_dict()
 
@@ -140,5 +141,9 @@ def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_l
         return {name: group[name] for name in ("lr", "weight_decay")}
 
     assert loaded() == {"lr": 1e-3, "weight_decay": 0.1}
+    assert loaded("algo.learning_rate", "algo.weight_decay") == {"lr": 2e-3, "weight_decay": 0.2}
+    assert not caplog.text
+    assert loaded("algo.policy_rate") == {"lr": 1e-3, "weight_decay": 0.1}
+    assert "SGD goes on with lr=0.001, as it was saved, not 0.002: a key that changes it ends with" in caplog.text
     assert loaded("algo.learning_rate") == {"lr": 2e-3, "weight_decay": 0.1}
     assert loaded("algo.weight_decay", "algo.clip") == {"lr": 1e-3, "weight_decay": 0.2}
