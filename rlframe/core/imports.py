@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rlframe.core.errors import ConfigError, ReadableError, describe_import
 
@@ -15,17 +17,36 @@ def imported(name: str) -> ModuleType:
     """The module of this dotted name, or of this file.
 
     Raises:
-        ConfigError: importing it raised an exception.    ModuleNotFoundError: there is none.
+        ConfigError: importing it raised an exception, or its file has changed since it was imported.
+        ModuleNotFoundError: there is none.
     """
     module = _module_of(Path(name)) if name.endswith(".py") else name
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
+        _check_unchanged(found, name)
+        return found
     except ReadableError:
         raise
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(describe_import(name, error)) from error
+
+
+_loaded: dict[str, tuple[Any, str]] = {}  # by module: its spec, which a reload replaces, and the digest of its file
+
+
+def _check_unchanged(module: ModuleType, name: str) -> None:
+    """Raise ConfigError if the file of the user's module is not what was imported: records would have its digest."""
+    file = getattr(module, "__file__", None) or ""
+    if module.__name__.startswith("rlframe.") or "site-packages" in file or not Path(file).is_file():
+        return
+    now = module.__spec__, hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    spec, digest = _loaded.setdefault(module.__name__, now)
+    if spec is not now[0]:
+        _loaded[module.__name__] = now
+    elif digest != now[1]:
+        raise ConfigError(f"{name} has changed since this process imported it; restart, or importlib.reload the module")
 
 
 def _module_of(path: Path) -> str:

@@ -1,6 +1,9 @@
 """Names of Python objects in settings, with and without arguments."""
 
+import importlib
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +58,21 @@ def test_lists_of_names_are_divided_outside_of_arguments() -> None:
     assert entries_of("[a:B(x=[1,2],y=3),c:D]") == ["a:B(x=[1,2],y=3)", "c:D"]
     assert entries_of("""[a:B(x="1, ]", y='2)'),c:D]""") == ["""a:B(x="1, ]", y='2)')""", "c:D"]
     assert entries_of("[it's,that's]") == ["it's", "that's"]
+
+
+def test_a_file_that_was_edited_since_it_was_imported_is_no_longer_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_by_hand.py"
+    file.write_text("x = 1\n")
+    for name in ("edited_by_hand:x", f"{file}:x"):
+        assert find_attribute(name, "env") == 1
+    file.write_text("x = 22\n")
+    for name in ("edited_by_hand:x", f"{file}:x"):
+        with pytest.raises(
+            ConfigError, match=r"has changed since this process imported it; restart, or importlib.reload"
+        ):
+            find_attribute(name, "env")
+    importlib.reload(sys.modules["edited_by_hand"])
+    assert find_attribute("edited_by_hand:x", "env") == 22
