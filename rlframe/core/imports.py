@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,13 +18,12 @@ def imported(name: str) -> ModuleType:
     """The module of this dotted name, or of this file.
 
     Raises:
-        ConfigError: importing it raised an exception, or its file has changed since it was imported.
-        ModuleNotFoundError: there is none.
+        ConfigError: importing it raised an exception.    ModuleNotFoundError: there is none.
     """
     module = _module_of(Path(name)) if name.endswith(".py") else name
     try:
         found = importlib.import_module(module)
-        _check_unchanged(found, name)
+        _note_loaded(found)
         return found
     except ReadableError:
         raise
@@ -36,17 +36,30 @@ def imported(name: str) -> ModuleType:
 _loaded: dict[str, tuple[Any, str]] = {}  # by module: its spec, which a reload replaces, and the digest of its file
 
 
-def _check_unchanged(module: ModuleType, name: str) -> None:
-    """Raise ConfigError if the file of the user's module is not what was imported: records would have its digest."""
+def _note_loaded(module: ModuleType) -> None:
     file = getattr(module, "__file__", None) or ""
     if module.__name__.startswith("rlframe.") or "site-packages" in file or not Path(file).is_file():
         return
-    now = module.__spec__, hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    spec, digest = _loaded.setdefault(module.__name__, now)
-    if spec is not now[0]:
-        _loaded[module.__name__] = now
-    elif digest != now[1]:
-        raise ConfigError(f"{name} has changed since this process imported it; restart, or importlib.reload the module")
+    if module.__name__ not in _loaded or _loaded[module.__name__][0] is not module.__spec__:
+        _loaded[module.__name__] = module.__spec__, _digest(file)
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def check_loaded(names: Iterable[str]) -> None:
+    """Raise ConfigError if a file or module, by the name of a setting, is not on disk as this process imported it.
+
+    What runs would not be what a record has the digest of.
+    """
+    for name in names:
+        module = sys.modules.get(Path(name).stem if name.endswith(".py") else name)
+        spec, digest = _loaded.get(module.__name__, (None, "")) if module else (None, "")
+        if module and spec is module.__spec__ and spec and digest != _digest(str(module.__file__)):
+            raise ConfigError(
+                f"{name} has changed since this process imported it; restart, or importlib.reload the module"
+            )
 
 
 def _module_of(path: Path) -> str:

@@ -17,6 +17,8 @@ import torch
 
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
+from rlframe.core.imports import check_loaded
+from rlframe.core.own_code import own_code
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build
@@ -94,7 +96,8 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
 
 def _live_run(job: Job, log_dir: str) -> LiveRun:
     check_parts(job.experiment)
-    check_config(to_flat(job.experiment))
+    check_config(config := to_flat(job.experiment))
+    check_loaded(own_code(config))
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
     with ExitStack() as until_closed:
@@ -139,6 +142,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
     tune = job.tune_sampler and place.rank < experiment.n_samplers
     resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, threads)
     config = to_flat(whole_of(resolved.experiment, experiment))
+    check_loaded(own_code(config))
     with env_vars_set(share.env_vars), pinned(resolved.affinity.master), _join(resolved, place) as ranks:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)

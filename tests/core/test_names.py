@@ -10,6 +10,7 @@ import pytest
 
 from rlframe.core.config import entries_of
 from rlframe.core.errors import ConfigError
+from rlframe.core.imports import check_loaded
 from rlframe.core.names import find_attribute, find_class, made_by
 
 number = 3
@@ -65,14 +66,14 @@ def test_a_file_that_was_edited_since_it_was_imported_is_no_longer_what_runs(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "edited_by_hand.py"
+    names = ("edited_by_hand", str(file))
     file.write_text("x = 1\n")
-    for name in ("edited_by_hand:x", f"{file}:x"):
-        assert find_attribute(name, "env") == 1
+    assert [find_attribute(f"{name}:x", "env") for name in names] == [1, 1]
+    check_loaded([*names, "ppo", "not_imported", "./not_here.py"])
     file.write_text("x = 22\n")
-    for name in ("edited_by_hand:x", f"{file}:x"):
-        with pytest.raises(
-            ConfigError, match=r"has changed since this process imported it; restart, or importlib.reload"
-        ):
-            find_attribute(name, "env")
+    for name in names:
+        with pytest.raises(ConfigError, match=r"has changed since this process imported it; restart, or importlib"):
+            check_loaded([name])
     importlib.reload(sys.modules["edited_by_hand"])
     assert find_attribute("edited_by_hand:x", "env") == 22
+    check_loaded(names)
