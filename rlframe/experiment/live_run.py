@@ -55,8 +55,8 @@ class LiveRun:
         self._opened.push(built)
         if record is not None:
             self._within(self._opened.enter_context, logger_context(config=config, **record))
-        self._rows = built.runner.rows()
-        self._opened.callback(lambda: self._rows.close())
+        self._rows = rows = [built.runner.rows()]  # the last goes on; an error ends one
+        self._opened.callback(lambda: rows[-1].close())  # without self, which could not be collected
 
     def _within(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._context.run(self._built.learning_call, function, *arguments)
@@ -116,11 +116,11 @@ class LiveRun:
         start = time.monotonic()
         try:
             with self.runner.stop_request(self._trained_s) as self.runner.stop:
-                row: dict[str, float] = self._within(next, self._rows)
+                row: dict[str, float] = self._within(next, self._rows[-1])
         except StopIteration:
             raise
         except BaseException:
-            self._rows = self.runner.rows()  # the ones before have ended
+            self._rows.append(self.runner.rows())
             raise
         finally:
             self._trained_s += time.monotonic() - start

@@ -1,5 +1,7 @@
 """What may change from a saved state: numbers that no state depends on, compared in any form; they hold from there."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,11 @@ def test_a_run_goes_on_after_an_error_and_a_closed_one_says_so() -> None:
         assert run.train()["env_steps"] >= 64
     with pytest.raises(ConfigError, match="this run is closed; save it before"):
         run.train()
+    closed, opened = weakref.ref(run), rlframe.build(**SETTINGS)
+    envs = weakref.ref(opened.runner)
+    del run, opened, collect
+    gc.collect()
+    assert (closed(), envs()) == (None, None), "a run that nobody has any more closes itself"
 
 
 def test_a_rate_set_while_it_trained_stays_unless_another_is_given(tmp_path: Path) -> None:
