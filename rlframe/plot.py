@@ -176,7 +176,9 @@ def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean"
     Raises:
         ConfigError: a wrong option, no rows, the file cannot be written, or matplotlib is not installed.
     """
-    if isinstance(runs, Mapping) and runs and all(map(_has_rows, runs.values())):
+    if isinstance(runs, Mapping) and runs and all(map(_is_run, runs.values())):
+        if labels:
+            raise PlotError("plot_runs takes no labels beside a mapping, whose keys they are")
         labels, runs = list(map(str, runs)), list(runs.values())
     if isinstance(runs, str | Path) or _has_rows(runs):
         runs = [runs]
@@ -204,6 +206,12 @@ def _has_rows(run: Any) -> bool:
     return hasattr(run, "keys") or hasattr(run, "metrics")
 
 
+def _is_run(given: Any) -> bool:
+    """Whether it is a directory, has columns, or is a list of several seeds' columns."""
+    is_list = isinstance(given, list | tuple) and all(map(_has_rows, given))
+    return is_list or isinstance(given, str | Path) or _has_rows(given)
+
+
 def _experiments(runs: Any, label: str) -> list[SeedGroup]:
     """One or more experiments of a directory, or one of columns or of several seeds' columns."""
     if isinstance(runs, Path):
@@ -211,8 +219,6 @@ def _experiments(runs: Any, label: str) -> list[SeedGroup]:
     seeds = runs if isinstance(runs, list | tuple) else [runs]
     found = [dict(getattr(each, "metrics", each)) for each in seeds]
     columns = [{str(name): np.asarray(values, float) for name, values in each.items()} for each in found]
-    if any(len({values.shape for values in each.values()}) > 1 for each in columns):
-        raise PlotError(f"{label}: its columns have different numbers of rows")
     return [SeedGroup(label, tuple(RunData(Path(label), each, {}) for each in columns))]
 
 

@@ -331,6 +331,8 @@ def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarra
     if x_column not in run.columns:
         raise PlotError(f"{run.directory} has no column {x_column!r}")
     x, values = run.columns[x_column], run.columns[y]
+    if len(x) != len(values):
+        raise PlotError(f"{run.directory}: {x_column} has {len(x)} rows, and {y} {len(values)}")
     usable = np.isfinite(x) & np.isfinite(values)
     x, first = np.unique(x[usable], return_index=True)
     if not x.size:

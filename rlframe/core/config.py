@@ -83,7 +83,7 @@ AUTO = -1  # value of a field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
 _LARGEST_FLOAT = 3.4028234663852886e38  # of a number: tensors are float32
 _MAX_NAME = 200
-_QUOTED = re.compile(r"(?<!\w)(?:'[^']*'|\"[^\"]*\")")  # it's has no quote that begins
+_QUOTED = re.compile(r"(?<![^\s,(\[{:=])(?:'[^']*'|\"[^\"]*\")")  # it's has no quote that begins
 _SIMILAR, _PIECE = 0.6, 4  # least similarity of names that are suggested, and letters of a piece
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",

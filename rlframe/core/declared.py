@@ -25,7 +25,7 @@ def in_state(*names: str, **values: Any) -> FieldsBeside:
 
 
 def declared_in(config: type, attribute: str) -> FieldsBeside:
-    """What a config's class says in `IDLE` or `IN_STATE`, and those that it inherits from, unless it says otherwise.
+    """What a config's class and those that it inherits from say in `IDLE` or `IN_STATE`; a field has one condition.
 
     Raises:
         ConfigError: it names what is no field, or is of another form.

@@ -38,6 +38,8 @@ _loaded: dict[str, tuple[Any, str]] = {}  # by module: its spec, which a reload 
 
 def _note_loaded(module: ModuleType) -> None:
     file = getattr(module, "__file__", None) or ""
+    if not isinstance(module, ModuleType):  # one that has put an object in its place
+        return
     if module.__name__.startswith("rlframe.") or "site-packages" in file or not Path(file).is_file():
         return
     if module.__name__ not in _loaded or _loaded[module.__name__][0] is not module.__spec__:
@@ -45,6 +47,8 @@ def _note_loaded(module: ModuleType) -> None:
 
 
 def _digest(file: str) -> str:
+    if not Path(file).is_file():
+        return ""
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """YAML of plain values: settings, and values that are passed on, such as env_kwargs, among which 1e-5 is a number."""
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -75,20 +76,22 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of `to_json`. Raises ValueError for what it cannot have written."""
-    if not isinstance(value, dict | list):
+    """The inverse of `to_json`; a value that holds none of its forms is itself. Raises ValueError for wrong ones."""
+    if type(value) not in (dict, list):
         return value
     try:
         match value:
             case list():
-                return [from_json(each) for each in value]
+                items = [from_json(each) for each in value]
+                return value if all(map(operator.is_, items, value)) else items
             case {"!tuple": items} if len(value) == 1:
                 return tuple(from_json(each) for each in items)
             case {"!float": text} if len(value) == 1:
                 return float(text)
             case {"!pairs": pairs} if len(value) == 1:
                 return {from_json(key): from_json(each) for key, each in pairs}
-        return {key: from_json(each) for key, each in value.items()}
+        found = {key: from_json(each) for key, each in value.items()}
+        return value if all(found[key] is value[key] for key in value) else found
     except (TypeError, ValueError):
         raise ValueError(f"{value!s:.100} has one of {', '.join(_TAGS)}, but not as params.json writes it") from None
 

@@ -107,12 +107,13 @@ class EpisodeStates:
         if self._undecided and leaves(self.action_log.actions(0)):
             self._undecided = False
             try:
-                self._save(0)  # the other environments are alike
+                saved = self._save(0)  # the other environments are alike
             except EnvStateError:
                 pass
             else:
-                self.action_log = None
-                return
+                if not any(map(serializer.has_objects, saved)):  # which may be of other classes then
+                    self.action_log = None
+                    return
         self.action_log.add(action)
 
     def _save(self, index: int) -> list[Any]:
@@ -122,24 +123,36 @@ class EpisodeStates:
 
     def state(self, index: int) -> dict[str, Any]:
         """The state of environment `index`, for `restore`."""
-        facts = {"seed": self._seeds[index].own, "episode": self.episodes[index]}
+        facts: dict[str, Any] = {"seed": self._seeds[index].own, "episode": self.episodes[index]}
         if self.episodes[index] < 0:
             return {**facts, "restart_reason": "it had not been reset"}
         reason = ""
         if self.action_log is None or not self._undecided:
             try:
-                return {**facts, "state": self._save(index)}
+                facts["state"] = self._save(index)
             except EnvStateError as problem:
                 reason = str(problem)
         actions = None if self.action_log is None else self.action_log.actions(index)
+        if actions is None and "state" in facts:
+            return facts
         if actions is None:
             self.action_log = self.action_log or ActionLog(len(self._envs))  # for the next episodes
             return {**facts, "restart_reason": f"{reason}, and the episode's actions were not logged"}
         return {**facts, "start": self._starts[index], "actions": actions}
 
+    def _loads(self, env: gymnasium.Env, saved: dict[str, Any]) -> bool:
+        """Whether an environment has taken its state; raises EnvStateError if it cannot, and there are no actions."""
+        try:
+            load_env(env, saved["state"])
+        except EnvStateError:
+            if "actions" not in saved:
+                raise
+            return False
+        return True
+
     def prepare_restore(self, states: Sequence[Any]) -> None:
         """Call before `restore`: stop logging actions if no saved environment needed it."""
-        if all(isinstance(saved, dict) and "state" in saved for saved in states):
+        if all(isinstance(saved, dict) and "state" in saved and "actions" not in saved for saved in states):
             self.action_log, self._undecided = None, False
 
     def restore(self, index: int, saved: dict[str, Any], play: Callable[[gymnasium.Env, Tree], None]) -> str:
@@ -153,8 +166,8 @@ class EpisodeStates:
         env = self._envs[index]
         self._tell_episode(index)
         try:
-            if "state" in saved:
-                load_env(env, saved["state"])
+            if "state" in saved and self._loads(env, saved):
+                pass
             elif saved["start"] == ():
                 if not saved["ended"]:  # otherwise the next step resets it with the next episode's seed
                     env.reset(seed=self.seed(index))

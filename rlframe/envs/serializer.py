@@ -54,7 +54,10 @@ def type_name(kind: type) -> str:
 def save_attributes(holders: Sequence[Any], owners: Sequence[Any], codecs: Codecs) -> list[Any]:
     """The attributes of each holder, which may refer to the owners, as plain data; EnvStateError if one is not."""
     saver = _Saver(owners, codecs)
-    found = [saver.attributes(holder) for holder in holders]
+    try:
+        found = [saver.attributes(holder, _CONSTRUCTION) for holder in holders]
+    except RecursionError:
+        raise EnvStateError("has objects within objects too deep to be saved") from None
     spans = sorted((array.ctypes.data, array.nbytes) for array in saver.arrays if array.nbytes)
     for (start, n_bytes), (following, _) in pairwise(spans):
         if following < start + n_bytes:
@@ -68,7 +71,12 @@ def load_attributes(holders: Sequence[Any], owners: Sequence[Any], saved: Sequen
         raise EnvStateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
     loader = _Loader(owners, codecs)
     for holder, attributes in zip(holders, saved, strict=True):
-        loader.attributes(holder, attributes)
+        loader.attributes(holder, attributes, _CONSTRUCTION)
+
+
+def has_objects(attributes: Mapping[str, Any]) -> bool:
+    """Whether saved attributes are of objects, which loading finds in a new one."""
+    return any(isinstance(value, dict) and "object" in value for value in attributes.values())
 
 
 class _Saver:
@@ -79,15 +87,16 @@ class _Saver:
         self.arrays: list[np.ndarray] = []
         self.n_values = 0
 
-    def attributes(self, holder: Any) -> dict[str, Any]:
+    def attributes(self, holder: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
         if slots := _slots(type(holder)):
             raise EnvStateError(f"{type(holder).__name__} has __slots__ ({', '.join(slots)}), which are not saved")
         found = {}
+        save = self.value if isinstance(holder, types.SimpleNamespace) else self.attribute  # of get_state(): no object
         for name, value in vars(holder).items():
-            if name in _CONSTRUCTION:
+            if name in skipped:
                 continue
             try:
-                found[name] = self.attribute(value)
+                found[name] = save(value)
             except EnvStateError as problem:
                 raise EnvStateError(f"{type(holder).__name__}.{name} {problem}") from None
         return found
@@ -159,10 +168,10 @@ class _Loader:
         self.owners, self.codecs = owners, codecs
         self.loaded: list[Any] = []  # in the order in which they were saved
 
-    def attributes(self, holder: Any, saved: Mapping[str, Any]) -> None:
+    def attributes(self, holder: Any, saved: Mapping[str, Any], kept: Sequence[str] = ()) -> None:
         new = {name: self.attribute(holder, name, value) for name, value in saved.items()}
         own = vars(holder)
-        for name in (own.keys() - new.keys()).difference(_CONSTRUCTION):
+        for name in (own.keys() - new.keys()).difference(kept):
             del own[name]
         own.update(new)
 
@@ -192,9 +201,11 @@ class _Loader:
             case {"object": str() as kind, "attributes": dict() as attributes}:
                 if type_name(type(current)) != kind:
                     raise EnvStateError(f"{where} is a {type_name(type(current))}, not the {kind} that was saved")
-                self.loaded.append(current)
-                self.attributes(current, attributes)
-                return current
+                new: Any = object.__new__(type(current))  # the one here may be that of others too
+                vars(new).update(vars(current))
+                self.loaded.append(new)
+                self.attributes(new, attributes)
+                return new
         return self.value(saved)
 
     def value(self, saved: Any) -> Any:
@@ -265,7 +276,7 @@ def _constant_name(value: Any, owners: Sequence[Any]) -> str | None:
 
 
 def _is_of_attributes(value: Any) -> bool:
-    """Whether all state of an object is in its attributes, as Python itself says that copies it."""
+    """Whether an object's attributes are all of its state, by what Python's own copying takes of it."""
     kind: Any = type(value)
     if not hasattr(value, "__dict__") or any(
         getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__")

@@ -224,7 +224,9 @@ class GreedyPolicy(nn.Module):
         return AgentInputs(observation, state["action"], self._as_learned(reward), state["first"]), state["memory"]
 
     def _as_learned(self, reward: Tensor) -> Tensor:
-        """The torch counterpart of `envs.base.reward_transform`."""
+        """The reward as agents saw it in training; what `normalize_reward` scales is for what is learned alone."""
+        if self.options.normalize_reward:
+            return reward
         if self.options.reward_clip == "sign":
             return reward.sign()
         return (self.options.reward_scale * reward).clamp(*clip_bounds(self.options.reward_clip))

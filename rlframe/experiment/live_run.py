@@ -21,7 +21,7 @@ from rlframe.evaluation.policy import Policy
 from rlframe.evaluation.team_policy import TeamPolicy, policy_of
 from rlframe.experiment.build import Built
 from rlframe.record.context import logger_context
-from rlframe.record.directory import write_params
+from rlframe.record.directory import check_config, write_params
 from rlframe.record.snapshot import save_snapshot
 from rlframe.runners import Runner
 from rlframe.samplers import Source
@@ -167,6 +167,7 @@ class LiveRun:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if not params.is_file():
+                check_config(self.config)
                 write_params(params, self.config)
         except OSError as error:
             raise disk_error("a run", directory, error) from error

@@ -96,7 +96,9 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
 
 def _live_run(job: Job, log_dir: str) -> LiveRun:
     check_parts(job.experiment)
-    check_config(config := to_flat(job.experiment))
+    config = to_flat(job.experiment)
+    if log_dir:
+        check_config(config)
     check_loaded(own_code(config))
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None

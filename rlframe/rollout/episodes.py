@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.core.errors import naming, qualified_name
+from rlframe.core.errors import naming, one_line, qualified_name, warn_once
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Trajectory
 from rlframe.rollout.buffer import EnvRows
@@ -29,9 +29,9 @@ class EpisodeStatistic(ABC):
         """The numbers, by name, of the episode that has ended; the next one starts."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the running episode to save in snapshots: its attributes; override it if a snapshot cannot hold one.
+        """State of the running episode to save in snapshots: its attributes, if those are arrays and plain values.
 
-        A snapshot holds arrays, tensors and plain values, lists and dicts of them.
+        Of others, such as a set, an episode starts anew when a run is resumed, unless this is overridden.
         """
         return copy.deepcopy(vars(self))
 
@@ -185,5 +185,17 @@ def _result(statistic: EpisodeStatistic) -> dict[str, float]:
 
 
 def _state(statistic: EpisodeStatistic) -> dict[str, Any]:
+    from rlframe.record.codec import encode  # with torch, which processes that only step do without
+
     with _named(statistic, "state_dict"):
-        return statistic.state_dict()
+        if type(statistic).state_dict is not EpisodeStatistic.state_dict:
+            return statistic.state_dict()
+        try:
+            encode(found := statistic.state_dict(), {})
+            return found
+        except TypeError as error:  # a set, a lock
+            warn_once(
+                f"sampler.statistics {qualified_name(type(statistic))} has no state_dict, and starts anew when a run "
+                f"is resumed: {one_line(error, 200)}"
+            )
+            return {}

@@ -263,8 +263,9 @@ def test_an_action_that_is_one_number_has_no_axis() -> None:
         (EnvOptions(reward_scale=10.0), [20.0, -0.3]),
         (EnvOptions(reward_scale=10.0, reward_clip="[-0.1,1]"), [1.0, -0.1]),
         (EnvOptions(reward_clip="sign"), [1.0, -1.0]),
+        (EnvOptions(reward_scale=0.5, normalize_reward=True), [2.0, -0.03]),
     ],
-    ids=["scaled", "clipped", "sign"],
+    ids=["scaled", "clipped", "sign", "normalised where it is learned"],
 )
 def test_a_policy_that_sees_rewards_takes_them_from_the_environment_as_they_are(
     options: EnvOptions, seen: list[float]
@@ -281,7 +282,7 @@ def test_a_policy_that_sees_rewards_takes_them_from_the_environment_as_they_are(
     for reward, as_learned in zip([2.0, -0.03], seen, strict=True):
         found = scaling.act(np.zeros(3), reward)
         np.testing.assert_allclose(found, plain.act(np.zeros(3), as_learned), rtol=1e-6)
-        assert not np.allclose(found, other.act(np.zeros(3), reward), rtol=1e-4)
+        assert np.allclose(found, other.act(np.zeros(3), reward), rtol=1e-4) == (reward == as_learned)
 
 
 def test_what_is_no_observation_is_refused() -> None:

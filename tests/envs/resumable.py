@@ -80,6 +80,52 @@ class Levels(Walk):
         return super().observe() + np.float32(self.level.episodes + self.level.mean[0])
 
 
+class Late(Levels):
+    """Its object is another class's in the middle of an episode."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.time == 3:
+            self.level = self.same_level = Higher(self.level)
+        return super().step(action)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self.level = self.same_level = Level()
+        return super().reset(seed=seed, options=options)
+
+
+class Higher(Level):
+    """Of Late."""
+
+    def __init__(self, level: Level) -> None:
+        self.episodes, self.mean = level.episodes + 1, level.mean
+
+
+SUNNY, RAINY = Level(), Level()
+RAINY.episodes = 5
+
+
+class Shared(Walk):
+    """One of two objects that all environments share, by turns."""
+
+    weather = SUNNY
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self.weather = SUNNY
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.weather = RAINY if self.time % 2 else SUNNY
+        return super().step(action)
+
+    def observe(self) -> np.ndarray:
+        assert (SUNNY.episodes, RAINY.episodes) == (0, 5)
+        return super().observe() + np.float32(self.weather.episodes)
+
+
 def normalizing(length: int = 7) -> gymnasium.Env:
     """Gymnasium's running statistics are objects of a wrapper's."""
     return NormalizeReward(NormalizeObservation(Walk(length)))

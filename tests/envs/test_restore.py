@@ -81,7 +81,7 @@ def test_mujoco_continues_bit_for_bit_including_derived_values(id_: str) -> None
 
 RANDOM = [resumable.Walk, resumable.Opaque, resumable.Telling, resumable.rescaled]
 HIDING = [resumable.Pushing, resumable.Counting, resumable.Slotted]
-HOLDING = [resumable.Levels, resumable.normalizing]
+HOLDING = [resumable.Levels, resumable.Late, resumable.Shared, resumable.normalizing]
 
 
 @pytest.mark.parametrize("env", [*RANDOM, *HIDING, *HOLDING])

@@ -85,6 +85,27 @@ def test_episodes_are_the_same_however_batches_cut_them(T: int, statistics: tupl
         assert [each.diagnostics for each in found] == [{"seen": 101.0 * sum(s), "n": len(s)} for s in steps]
 
 
+class Visited(EpisodeStatistic):
+    """The number of places, in what a snapshot cannot hold."""
+
+    def __init__(self) -> None:
+        self.places: set[float] = set()
+
+    def add(self, observation: Any, action: Any, reward: np.ndarray) -> None:
+        self.places |= set(observation.tolist())
+
+    def result(self) -> dict[str, float]:
+        return {"places": float(len(self.places))}
+
+
+def test_a_statistic_that_cannot_be_saved_starts_anew_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = EpisodeTracker(2)
+    tracker.follow(DISCOUNT, (Visited,))
+    tracker.update(rows(0, 3), [])
+    assert tracker.state()["statistics"] == [[{}], [{}]]
+    assert "Visited has no state_dict, and starts anew when a run is resumed: state.places is a set" in caplog.text
+
+
 def test_a_restarted_environment_starts_its_sums_anew() -> None:
     tracker, again = EpisodeTracker(2), EpisodeTracker(2)
     for each in (tracker, again):
