@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import chz
@@ -188,6 +189,9 @@ def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path, capsys):
     config = json.loads((tmp_path / "runs" / "run_0" / "params.json").read_text())["config"]
     assert config["algo"] == str(mine)
     mine.write_text(original.read_text() + "\n")
+    assert main([f"resume={tmp_path / 'runs' / 'run_0'}", "trust=true"]) == 2
+    assert f"{mine} has changed since this process imported it; restart" in capsys.readouterr().err
+    del sys.modules["my_ppo"]  # as in another process
     for is_said in (True, False):
         assert main([f"resume={tmp_path / 'runs' / 'run_0'}", "trust=true", "log_level=WARNING"]) == 0
         assert (f"{mine} has changed since the run was started last" in "".join(capsys.readouterr())) == is_said

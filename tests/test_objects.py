@@ -139,7 +139,12 @@ def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"^env_kwargs={.*} cannot be written to .*; let env=functools.partial.MyEnv"):
         rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path / "kwargs", env_kwargs={"length": np.int64(8)}, **SMALL)
     with pytest.raises(ConfigError, match=r"^env_kwargs={.*} cannot be written to .*; let env=functools.partial.MyEnv"):
-        rlframe.build("ppo", Walk, n_steps=64, env_kwargs={"length": np.int64(8)}, **SMALL)
+        rlframe.build("ppo", Walk, n_steps=64, env_kwargs={"length": np.int64(8)}, log_dir=tmp_path, **SMALL)
+    with (
+        rlframe.build("ppo", Walk, n_steps=64, env_kwargs={"length": np.int64(8)}, **SMALL) as unrecorded,
+        pytest.raises(ConfigError, match=r"^env_kwargs={.*} cannot be written to params.json"),
+    ):
+        unrecorded.save(tmp_path / "saved")
 
 
 def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> None:

@@ -36,7 +36,7 @@ def declared_in(config: type, attribute: str) -> FieldsBeside:
         if not isinstance(own, dict):
             raise ConfigError(f"{attribute} of {qualified_name(cls)} is made by idle_while(...) or in_state(...)")
         found |= own
-    known = chz.chz_fields(config)
+    known = chz.chz_fields(config) if found else {}
     if wrong := [name for name in (*found, *(other for other, _ in found.values())) if name and name not in known]:
         raise ConfigError(
             f"{attribute} of {qualified_name(config)} names {wrong[0]}, which is no field{nearest(wrong[0], known)}"

@@ -164,10 +164,10 @@ class LiveRun:
             raise ConfigError(f"{directory} is another run's; save into another directory")
         if not params.is_file() and directory.exists() and any(directory.iterdir()):
             raise ConfigError(f"{directory} is not empty, and holds no run; save into another directory")
+        check_config(self.config)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if not params.is_file():
-                check_config(self.config)
                 write_params(params, self.config)
         except OSError as error:
             raise disk_error("a run", directory, error) from error
