@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import read_json
-from rlframe.core.yaml import parse_yaml
+from rlframe.core.yaml import is_passed_on, parse_yaml
 from rlframe.evaluation.matches import RANDOM
 from rlframe.experiment.agents import OF_POLICY
 from rlframe.experiment.objects import is_object
@@ -121,7 +121,8 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
 
 
 def _names_code(entry: str) -> bool:
-    return ":" in entry.partition("=")[2] or "()" in entry
+    key, _, value = entry.partition("=")
+    return not is_passed_on(key) and (":" in value or "()" in value)
 
 
 def check_sync(config: Mapping[str, Any], given: Mapping[str, Any], source: str, trust: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat, to_flat
-from rlframe.experiment.trust import check_network, foreign, read_config
+from rlframe.experiment.trust import check_network, check_trusted, foreign, read_config
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot, save_snapshot, self_hash
 
 
@@ -262,3 +262,10 @@ def test_a_parameter_that_is_nan_ends_a_resume_before_anything_is_trimmed(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{snapshot} does not fit this run: ValueError: a parameter is NaN or Inf" in line
     assert (run / "progress.csv").read_text() == log
+
+
+def test_only_objects_can_be_handed_over_in_place_of_trust() -> None:
+    for config, is_said in (({"env_kwargs": {"at": "1:30"}}, False), ({"env": "mine:Env"}, True)):
+        with pytest.raises(ConfigError, match=r"if you trust its author, or it is yours, add trust=true") as found:
+            check_trusted(config, "params.json", trust=False)
+        assert ("hand these objects over again" in str(found.value)) == is_said
