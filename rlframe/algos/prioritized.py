@@ -11,7 +11,7 @@ from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
 from rlframe.replay.select import MAX_PRIORITY
 
-# For IN_STATE: stored are p^α, and as many rows that wait for their priorities as batches without a row twice have
+# For IN_STATE: what is stored of priorities is p^α, and `unique` makes the replay for batches of one size
 PRIORITIES = in_state("alpha", prioritized=True) | in_state("batch_size", unique=True)
 
 

@@ -33,7 +33,7 @@ def save_figure(figure: Any, out: Path, data: Iterable[np.ndarray] = ()) -> None
         raise PlotError(
             f"out={out} has no ending that says what kind of image it is; use {out.with_suffix('')}.png, .pdf or .svg"
         )
-    of_png = {"metadata": {_NOTE: digest_of(data)}} if out.suffix.lower() == ".png" else {}
+    of_png = {"metadata": {_NOTE: _digest_of(data)}} if out.suffix.lower() == ".png" else {}
     try:
         with writing(out) as new:
             figure.savefig(new, **of_png)
@@ -41,7 +41,7 @@ def save_figure(figure: Any, out: Path, data: Iterable[np.ndarray] = ()) -> None
         raise PlotError(f"cannot write {out}: {error}") from None
 
 
-def digest_of(data: Iterable[np.ndarray]) -> str:
+def _digest_of(data: Iterable[np.ndarray]) -> str:
     """16 hexadecimal digits of the numbers."""
     found = hashlib.sha256()
     for numbers in data:
@@ -51,7 +51,7 @@ def digest_of(data: Iterable[np.ndarray]) -> str:
 
 def is_drawn_from(image: Path, data: Iterable[np.ndarray]) -> bool:
     """Whether a PNG of `save_figure` was drawn from this data."""
-    return f"{_NOTE}\0{digest_of(data)}".encode() in image.read_bytes()
+    return f"{_NOTE}\0{_digest_of(data)}".encode() in image.read_bytes()
 
 
 def literal(text: str) -> str:

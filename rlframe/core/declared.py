@@ -1,5 +1,6 @@
 """What a config's class declares of its fields: that they do nothing, or that saved states depend on them."""
 
+from collections.abc import Collection
 from typing import Any
 
 import chz
@@ -44,7 +45,17 @@ def declared_in(config: type, attribute: str) -> FieldsBeside:
     return found
 
 
-def fields_beside(config: Any, attribute: str) -> dict[str, str]:
-    """Fields of which their class says so in `IDLE` or `IN_STATE`, and the other, if it is one, that makes them so."""
+def idle_fields(config: Any) -> dict[str, str]:
+    """Fields that do nothing beside the value of another field, and that other."""
+    return _holding(config, "IDLE")
+
+
+def state_fields(config: Any) -> Collection[str]:
+    """Fields that saved states of what this config makes depend on."""
+    return _holding(config, "IN_STATE")
+
+
+def _holding(config: Any, attribute: str) -> dict[str, str]:
+    """Fields whose condition holds, and the other field that it is of; empty without one."""
     found = declared_in(type(config), attribute)
     return {name: other for name, (other, values) in found.items() if not other or getattr(config, other) in values}

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,19 +38,19 @@ _loaded: dict[str, tuple[Any, str]] = {}  # by module: its spec, which a reload 
 
 
 def _note_loaded(module: ModuleType) -> None:
-    file = getattr(module, "__file__", None) or ""
-    if not isinstance(module, ModuleType):  # one that has put an object in its place
+    """Remember a module of the user's as it is on disk now, for `check_loaded`."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not file:  # one that has put an object in its place; a built-in
         return
-    if module.__name__.startswith("rlframe.") or "site-packages" in file or not Path(file).is_file():
-        return
-    if module.__name__ not in _loaded or _loaded[module.__name__][0] is not module.__spec__:
-        _loaded[module.__name__] = module.__spec__, _digest(file)
+    name, known = module.__name__, _loaded.get(module.__name__)
+    if not name.startswith("rlframe.") and "site-packages" not in file and not (known and known[0] is module.__spec__):
+        _loaded[name] = module.__spec__, _digest(file)
 
 
 def _digest(file: str) -> str:
-    if not Path(file).is_file():
-        return ""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    with suppress(OSError):
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return ""
 
 
 def check_loaded(names: Iterable[str]) -> None:
@@ -59,8 +60,9 @@ def check_loaded(names: Iterable[str]) -> None:
     """
     for name in names:
         module = sys.modules.get(Path(name).stem if name.endswith(".py") else name)
-        spec, digest = _loaded.get(module.__name__, (None, "")) if module else (None, "")
-        if module and spec is module.__spec__ and spec and digest != _digest(str(module.__file__)):
+        spec, digest = _loaded.get(getattr(module, "__name__", ""), (None, ""))
+        is_same = spec is not None and spec is getattr(module, "__spec__", None)
+        if is_same and digest != _digest(str(getattr(module, "__file__", ""))):
             raise ConfigError(
                 f"{name} has changed since this process imported it; restart, or importlib.reload the module"
             )

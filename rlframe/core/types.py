@@ -34,7 +34,7 @@ class AgentInputs(Struct):
 
     observation: Tree
     prev_action: Tree
-    prev_reward: Array  # float32, the learning reward
+    prev_reward: Array  # float32, scaled and clipped, but not normalised
     first: Array  # bool: this row starts an episode
 
 

@@ -140,16 +140,6 @@ class EpisodeStates:
             return {**facts, "restart_reason": f"{reason}, and the episode's actions were not logged"}
         return {**facts, "start": self._starts[index], "actions": actions}
 
-    def _loads(self, env: gymnasium.Env, saved: dict[str, Any]) -> bool:
-        """Whether an environment has taken its state; raises EnvStateError if it cannot, and there are no actions."""
-        try:
-            load_env(env, saved["state"])
-        except EnvStateError:
-            if "actions" not in saved:
-                raise
-            return False
-        return True
-
     def prepare_restore(self, states: Sequence[Any]) -> None:
         """Call before `restore`: stop logging actions if no saved environment needed it."""
         if all(isinstance(saved, dict) and "state" in saved and "actions" not in saved for saved in states):
@@ -166,8 +156,8 @@ class EpisodeStates:
         env = self._envs[index]
         self._tell_episode(index)
         try:
-            if "state" in saved and self._loads(env, saved):
-                pass
+            if "state" in saved and _takes(env, saved):
+                pass  # otherwise its episode is replayed
             elif saved["start"] == ():
                 if not saved["ended"]:  # otherwise the next step resets it with the next episode's seed
                     env.reset(seed=self.seed(index))
@@ -241,6 +231,17 @@ def load_env(env: Any, saved: list[Any]) -> None:
             layer.set_state(holder.state)
             if holder.np_random is not None:
                 layer.np_random = holder.np_random
+
+
+def _takes(env: gymnasium.Env, saved: dict[str, Any]) -> bool:
+    """Whether an environment has taken its saved state; raises EnvStateError if not, and there are no actions."""
+    try:
+        load_env(env, saved["state"])
+    except EnvStateError:
+        if "actions" not in saved:
+            raise
+        return False
+    return True
 
 
 def _layers(env: Any) -> list[Any]:

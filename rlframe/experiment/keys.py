@@ -15,7 +15,7 @@ import chz
 import gymnasium
 
 from rlframe.core.config import AUTO, accepts_auto, nearest
-from rlframe.core.declared import fields_beside
+from rlframe.core.declared import idle_fields
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.parts import GROUPS, Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
@@ -64,7 +64,7 @@ def keys_of(config: Any, prefix: str = "") -> Iterator[Key]:
 
 def idle_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Keys that do nothing beside the value of another key; and that other key."""
-    for name, other in fields_beside(config, "IDLE").items():
+    for name, other in idle_fields(config).items():
         yield f"{prefix}{name}", f"{prefix}{other}"
     for name in chz.chz_fields(config):
         key, value = f"{prefix}{name}", getattr(config, name)

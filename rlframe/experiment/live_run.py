@@ -55,8 +55,8 @@ class LiveRun:
         self._opened.push(built)
         if record is not None:
             self._within(self._opened.enter_context, logger_context(config=config, **record))
-        self._rows = rows = [built.runner.rows()]  # the last goes on; an error ends one
-        self._opened.callback(lambda: rows[-1].close())  # without self, which could not be collected
+        self._rows = rows = [built.runner.rows()]  # a place for one, in which an error puts the next
+        self._opened.callback(lambda: rows[0].close())  # without self, which could not be collected
 
     def _within(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._context.run(self._built.learning_call, function, *arguments)
@@ -109,18 +109,18 @@ class LiveRun:
 
         Raises:
             StopIteration: the training has come to its end.    ConfigError: the run is closed.
-            Otherwise see `Runner.train`, after which the next call goes on.
+            Otherwise see `Runner.train`; the next call goes on from there.
         """
         if not self._close.alive:
             raise ConfigError("this run is closed; save it before, and continue with rlframe.restore")
         start = time.monotonic()
         try:
             with self.runner.stop_request(self._trained_s) as self.runner.stop:
-                row: dict[str, float] = self._within(next, self._rows[-1])
+                row: dict[str, float] = self._within(next, self._rows[0])
         except StopIteration:
             raise
         except BaseException:
-            self._rows.append(self.runner.rows())
+            self._rows[0] = self.runner.rows()
             raise
         finally:
             self._trained_s += time.monotonic() - start

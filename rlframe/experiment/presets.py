@@ -18,7 +18,7 @@ from rlframe.system.env_vars import text_of
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if a command line names no env, algo, experiment or resume
-_OF_STUDY = list(dict.fromkeys(key.partition(".")[0] for key in (*GRIDS, "experiments", *PLAN_KEYS)))
+_STUDY_ENTRIES = list(dict.fromkeys(key.partition(".")[0] for key in (*GRIDS, "experiments", *PLAN_KEYS)))
 _OF_PRESET = ("like", "command", "expect", "measured")  # beside `config:`: the preset that it is like, what is claimed
 
 
@@ -57,7 +57,7 @@ def load_study(name: str) -> dict[str, Any]:
 
 
 def _is_of_study(key: Any) -> bool:
-    return str(key).partition(".")[0] in _OF_STUDY
+    return str(key).partition(".")[0] in _STUDY_ENTRIES
 
 
 def _what_there_is(name: str) -> str:
@@ -95,7 +95,7 @@ def _keys_of(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     beside = {key: value for key, value in content.items() if key not in ("config", *_OF_PRESET)}
     for key in beside:
         if not _is_of_study(key):
-            hint = nearest(str(key), ("config", *_OF_STUDY, *_OF_PRESET))
+            hint = nearest(str(key), ("config", *_STUDY_ENTRIES, *_OF_PRESET))
             raise ConfigError(f"{path}: unknown key {key!s:.60} beside `config:`; settings stand below it{hint}")
         if key in content["config"]:
             raise ConfigError(f"{path}: {key} stands in `config:` and beside it; remove one of them")

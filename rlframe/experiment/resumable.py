@@ -9,9 +9,9 @@ from typing import Any
 
 import chz
 
-from rlframe.core.declared import fields_beside
+from rlframe.core.declared import state_fields
 from rlframe.core.errors import ConfigError
-from rlframe.core.parts import fields_of, known_keys
+from rlframe.core.parts import ConfigField, fields_of, known_keys
 from rlframe.core.schedule import accepts_schedule
 from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
@@ -89,22 +89,22 @@ def can_change(key: str, experiment: Experiment) -> bool:
 
     Where policies have names, their own keys are in the place of the run's.
     """
-    *around, name = key.split(".")
-    config = _below(experiment, around)
-    field = fields_of(type(config)).get(name) if chz.is_chz(config) else None
+    config, field = _place(experiment, key)
     if field is None or field.part or field.below or (experiment.agents.policies and key.startswith("algo.")):
         return False
-    if name in fields_beside(config, "IN_STATE"):
+    if key.rpartition(".")[2] in state_fields(config):
         return False
-    key, is_number = without_policy(key), accepts_schedule(field.chz) or field.chz.final_type is float
-    return key in _COUNTS or (is_number and key.startswith(_GROUPS))
+    is_number = accepts_schedule(field.chz) or field.chz.final_type is float
+    return without_policy(key) in _COUNTS or (is_number and without_policy(key).startswith(_GROUPS))
 
 
-def _below(config: Any, names: Iterable[str]) -> Any:
-    """What a config has below these names; None if it has none."""
-    for name in names:
-        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-    return config
+def _place(experiment: Experiment, key: str) -> tuple[Any, ConfigField | None]:
+    """The config that has a key, and the key's field there; None: there is no such key."""
+    *around, name = key.split(".")
+    config: Any = experiment
+    for each in around:
+        config = config.get(each) if isinstance(config, Mapping) else getattr(config, each, None)
+    return config, fields_of(type(config)).get(name) if chz.is_chz(config) else None
 
 
 def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = "") -> set[str]:
@@ -115,11 +115,12 @@ def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = 
     Raises:
         ConfigError: a run cannot change one of them at a snapshot; the message says which it can.
     """
-    known, scheduled = known_keys(Experiment, to_flat(experiment)), set()
+    scheduled = set()
     for key in keys:
-        if not can_change(long := long_key(key), experiment):
+        if not can_change(long_key(key), experiment):
             raise ConfigError(f"{prefix}{key}: a run cannot change {key} at a snapshot, only {WHAT_CAN}; remove it")
-        scheduled |= {key} if accepts_schedule(known[long]) else set()
+        if (field := _place(experiment, long_key(key))[1]) and accepts_schedule(field.chz):
+            scheduled.add(key)
     return scheduled
 
 

@@ -25,9 +25,9 @@ from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
 _FREE = re.compile(rf"({KWARGS}|env_vars|agents\.map)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
-_OF_STUDY = ("stall_s", "seeds", "stack", *PLAN_KEYS)
+_STUDY_ONLY = ("stall_s", "seeds", "stack", *PLAN_KEYS)
 # Keys of the command line that are not fields of Experiment.
-_COMMAND_KEYS = ("experiment", "retries", *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, *_OF_STUDY)
+_COMMAND_KEYS = ("experiment", "retries", *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, *_STUDY_ONLY)
 _CUTOFF = 0.6  # how similar words are that are suggested
 _OTHER_WORDS = {  # of other frameworks, and the last word, or words, of what they are called here
     **dict.fromkeys(("run_dir", "save_dir", "output_dir", "out", "out_dir", "logdir", "tensorboard_log"), "log_dir"),
@@ -225,9 +225,8 @@ def _untouched(given: Mapping[str, Any]) -> dict[str, Any]:
     groups = {key.partition(".")[0] for key in given if "." in key}
     if "" in groups:  # chz finds ...hidden= in any of them
         return {}
-    return {
-        name: field.below() for name, field in fields.items() if field.below and GROUPS.get(name, name) not in groups
-    }
+    below = {name: field.below for name, field in fields.items() if GROUPS.get(name, name) not in groups}
+    return {name: config() for name, config in below.items() if config}
 
 
 def _free_values(key: str, name: str | None, value: Any) -> Mapping[str, Any]:
@@ -270,7 +269,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown:
         key, whose = unknown[1], "the command line"
-        if key in _OF_STUDY or key.startswith(GRIDS):
+        if key in _STUDY_ONLY or key.startswith(GRIDS):
             whose = "a study, with sweep.KEY=, search.KEY= or repeats="
         elif key not in _COMMAND_KEYS:
             hint = suggestion(key, given, (*SHORT_KEYS, *_COMMAND_KEYS, *chz.chz_fields(Experiment)))

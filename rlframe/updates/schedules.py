@@ -12,7 +12,7 @@ import chz
 import torch
 from torch import Tensor
 
-from rlframe.core.declared import fields_beside
+from rlframe.core.declared import idle_fields
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill
@@ -42,7 +42,7 @@ class Schedules:
         names = list(chz.chz_fields(config)) if chz.is_chz(config) else list(vars(config))
         fields = {name: getattr(config, name) for name in names}
         self.config, self.n_steps, self.progress, self.device = config, n_steps, progress, torch.device(device)
-        used = fields.keys() - fields_beside(config, "IDLE")
+        used = fields.keys() - idle_fields(config)
         given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name in used}
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
