@@ -35,7 +35,7 @@ pytest = env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest -q -n $(workers) --d
 test: $(VENV)/.installed-dev
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
-	@$(VENV)/bin/pyrefly check --summary=none
+	@$(VENV)/bin/pyrefly check --summary=none --python-interpreter-path $(python)
 	@$(pytest) $(PYTEST_ARGS)
 
 # A cluster for each file, of processes of its own, which wait most of the time.
@@ -58,7 +58,7 @@ quick: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
-	@$(VENV)/bin/pyrefly check --summary=none
+	@$(VENV)/bin/pyrefly check --summary=none --python-interpreter-path $(python)
 
 format: $(VENV)/.installed-dev
 	@$(python) -m ruff check --fix .
