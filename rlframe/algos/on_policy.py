@@ -27,7 +27,6 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
-from rlframe.models.network import OF_BATCH
 from rlframe.ops.policy_gradient import explained_variance, masked_normalize, mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.updates.compiled import looks_of, updates_of
@@ -56,11 +55,10 @@ class OnPolicyConfig:
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
         model = model or default_model(self, observation_space, action_space)
-        if model.norm in OF_BATCH:
-            raise ConfigError(
-                f"model.norm={model.norm} gives the policy other action probabilities when it learns than when it "
-                f"acts; use layer or none"
-            )
+        model.check_norm_of_rows(
+            "gives the policy other action probabilities when it learns than when it acts, and counts rows in which "
+            "nobody acted"
+        )
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 

@@ -86,6 +86,7 @@ class Config(FromReplayConfig):
     ) -> QAgent:
         model = model or default_model(self, observation_space, action_space)
         check_feedforward(model, "qmix", "ppo")
+        model.check_norm_of_rows("counts agents that are absent")
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:

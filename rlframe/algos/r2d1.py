@@ -123,6 +123,7 @@ class Config(FromReplayConfig):
         model = model or default_model(self, observation_space, action_space)
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
+        model.check_norm_of_rows()
         check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 

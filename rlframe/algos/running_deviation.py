@@ -85,7 +85,7 @@ class RunningDeviation:
             before = running if over_ends else xp.where(first[t], 0.0, running)
             found[t] = running = xp.where(valid[t], self.discount * before + numbers[t], before)
             running = running if over_ends else xp.where(ends[t], 0.0, running)
-        self.sums[stream] = running
+        self.sums[stream] = xp.where(xp.isfinite(running), running, 0.0)  # else no later batch would count
         return found
 
     def _merge(self, n: Any, mean: Any, variance: Any, largest: Any) -> None:

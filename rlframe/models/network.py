@@ -114,14 +114,17 @@ class Norm(nn.Module):
     def _of_batch(self, x: Tensor, learns: bool) -> Tensor:
         """Normalised by the statistics of the batch, which one pass over x gives and another one uses.
 
-        Var x = E[(x - c)²] - (E[x] - c)² loses no digits where c, the running mean, is near (Chan et al. 1983).
+        Var x = E[(x - c)²] - (E[x] - c)² loses few digits where c is near (Chan et al. 1983), and c is one of the n
+        rows here, so that (E[x] - c)² <= n Var x.
         What depends on columns alone is held, so that a compiler does not compute it for each row.
         """
-        rows = (x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])) - self._by_row(self.mean)
+        x_2d = x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])
+        centre = x_2d[..., :1, :].detach()
+        rows = x_2d - centre
         sums = held_both_ways(torch.stack([rows.sum(-2), rows.square().sum(-2)]))
         offset, square = (sums / rows.shape[-2]).unbind()
         variance = (square - offset.square()).clamp(min=0)
-        found = (self.mean + offset).detach(), variance.detach()
+        found = (centre.squeeze(-2) + offset).detach(), variance.detach()
         gain, shift = self.weight, self.bias
         if self.kind == "renorm":
             r, d = self._correction(*found)

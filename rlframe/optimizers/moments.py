@@ -272,9 +272,11 @@ class RAdam(Moments):
         limit = 2 / (1 - beta2) - 1
         if limit <= 5:
             return 0.0 * t
-        rho = limit - 2 * t * beta2**t / (1 - beta2**t)
+        exact = t.double() if isinstance(t, Tensor) else t  # the difference loses a third of the digits
+        rho = limit - 2 * exact * beta2**exact / (1 - beta2**exact)
         square = (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)
-        return ((rho > 5) * square) ** 0.5
+        r = ((rho > 5) * square) ** 0.5
+        return r.to(t.dtype) if isinstance(t, Tensor) else r
 
 
 @chz.chz

@@ -9,6 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlframe.algos import bc, cql, maddpg, pqn, qmix, r2d1
+from rlframe.algos import ppo as ppo_module
 from rlframe.algos.a2c import Config as A2CConfig
 from rlframe.algos.on_policy import as_minibatch, make_batch, minibatches, order_of_rows
 from rlframe.algos.pg import Config as PGConfig
@@ -18,6 +20,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
+from rlframe.models.base import CriticConfig
 from tests.algos.table import one_step_episodes, table_agent
 from tests.samplers.made import assert_equal, copied, sampler_for
 
@@ -124,11 +127,29 @@ def ppo(n_steps: int = 1000, **config: Any) -> tuple[PPO, Samples]:
 
 
 @pytest.mark.parametrize("norm", ["batch", "renorm"])
-def test_networks_that_see_other_probabilities_in_learning_are_refused(norm: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"model.norm={norm} gives the policy other action prob.*; use layer or none"
-    ):
-        PPOConfig().make_agent(spaces.Discrete(3), spaces.Discrete(2), ModelConfig(norm=norm))
+@pytest.mark.parametrize(
+    ("algo", "memory", "why"),
+    [
+        (ppo_module, "none", "gives the policy other action probabilities when it learns"),
+        (pqn, "none", "counts rows of a batch in which nobody acted"),
+        (r2d1, "lstm", "counts rows of a batch in which nobody acted"),
+        (bc, "lstm", "counts rows of a batch in which nobody acted"),
+        (qmix, "none", "counts agents that are absent"),
+        (maddpg, "none", "counts agents that are absent"),
+        (cql, "none", "sets the gap between values that different rows have normalised"),
+    ],
+)
+def test_normalisation_by_rows_that_do_not_count_is_refused(algo: Any, memory: str, why: str, norm: str) -> None:
+    action_space = spaces.Box(-1, 1, (2,)) if algo is maddpg else spaces.Discrete(2)
+    config = algo.Config()
+
+    def make(model: ModelConfig) -> None:
+        agent = config.make_agent(spaces.Discrete(3), action_space, model)
+        config.make_joint(agent, 2, BatchSpec(5, 1), 99)
+
+    for key, given in {"norm": {"norm": norm}, "critic.norm": {"critic": CriticConfig(norm=norm)}}.items():
+        with pytest.raises(ConfigError, match=rf"^model.{key}={norm} {why}.*; use layer or none"):
+            make(ModelConfig(memory=memory, **given))
 
 
 def test_ppo_makes_epochs_times_minibatches_updates() -> None:

@@ -18,7 +18,7 @@ from rlframe.critics import ExpectedValue, make_critic
 from rlframe.experiment.build import make_agent
 from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig, numpy_inference
-from rlframe.models.network import BATCH_EPSILON, BATCH_MOMENTUM, Network, frozen
+from rlframe.models.network import BATCH_EPSILON, BATCH_MOMENTUM, Network, Norm, frozen
 from rlframe.models.q_network import Stream
 from tests.agents.test_own_actor import with_net
 from tests.models.compared import close
@@ -215,3 +215,11 @@ def test_target_networks_follow_gains_shifts_and_statistics(norm: str) -> None:
         soft_update(*critic.target_and_online(), 0.5)
     values = [x.unique().tolist() for x in (*target.norms.parameters(), *target.norms.buffers())]  # type: ignore[union-attr]
     assert values == [[1.5], [0.5], [0.5], [1.5]][: 4 if norm == "batch" else 2]
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_inputs_far_from_0_are_normalised_from_the_first_batch(k: int) -> None:
+    x = 1e5 + torch.randn(*([k] if k else []), 256, 4, generator=torch.Generator().manual_seed(0))
+    exact = x.double() - x.double().mean(-2, keepdim=True)
+    expected = exact / (exact.square().mean(-2, keepdim=True) + BATCH_EPSILON).sqrt()
+    torch.testing.assert_close(Norm("batch", 4, k)(x), expected.float(), rtol=1e-3, atol=1e-3)

@@ -121,10 +121,11 @@ def test_steps_are_those_of_torch_optim_also_of_parameters_without_a_gradient(na
         torch.testing.assert_close(held, {key: state[key] for key in held}, rtol=1e-5, atol=1e-6)
 
 
-def test_radam_is_torchs_also_when_it_becomes_adaptive_with_the_seventh_step() -> None:
-    ours = RAdamConfig(betas=(0.8, 0.9), epsilon=1e-3, weight_decay=0.1).make(parameters())
+@pytest.mark.parametrize("beta2", [0.9, 0.9999])
+def test_radam_is_torchs_also_when_it_becomes_adaptive_after_some_steps(beta2: float) -> None:
+    ours = RAdamConfig(betas=(0.8, beta2), epsilon=1e-3, weight_decay=0.1).make(parameters())
     same = parameters()
-    torchs = torch.optim.RAdam(same, 0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1)
+    torchs = torch.optim.RAdam(same, 0.1, betas=(0.8, beta2), eps=1e-3, weight_decay=0.1)
     for step in range(9):
         advance(ours, 1.0 - step, NO if step % 2 else None)
         set_gradients(same, 1.0 - step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_a_sum_begins_at_0_where_an_episode_does_whatever_came_before(over_ends:
         sample.terminated[:] = torch.tensor([[False, False, False, True], [False] * 4])
         deviation.update(sample.reward, sample, over_ends)
     assert deviation.sums[0].tolist() == sums
+
+
+@pytest.mark.parametrize("moments", ["_moments_on_host", "_moments_on_device"])
+@pytest.mark.parametrize("over_ends", [False, True])
+def test_a_number_that_is_not_finite_costs_its_batch_alone(over_ends: bool, moments: str) -> None:
+    deviation = RunningDeviation(0.5)
+    with closing(sampled("CartPole-v1", 2, 3)) as sampler:
+        counts = []
+        for k in range(3):
+            sample = sampler.collect()
+            sample.reward[1, 1] = math.inf if k == 1 else 1.0
+            found = getattr(deviation, moments)(sample.reward, sample, over_ends)
+            deviation._merge(*found)
+            counts.append(float(deviation.count))
+    assert counts == [7, 7, 13], "it begins with one"
 
 
 def test_the_deviation_is_gymnasiums() -> None:
