@@ -6,19 +6,25 @@ On the command line: `callbacks=[module:Class,./file.py:Class]`. In a script: `M
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.algos.saved import packed, tensors_in, unpacked
 from rlframe.core.config import nearest
-from rlframe.core.errors import PartError, describe, qualified_name
+from rlframe.core.errors import PartError, describe, qualified_name, warn_once
 from rlframe.core.names import find_attribute, find_maker, made_by
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record import metrics
+from rlframe.record.codec import Arrays, encode
 from rlframe.record.metrics import check_own_name
 from rlframe.runners.learner import Learners
 from rlframe.samplers import Source
@@ -69,6 +75,7 @@ class Callback:
     """
 
     _runner: Training | None = None
+    _given: Mapping[str, Any] = MappingProxyType({})  # the contents of its attributes as a runner got it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raise TypeError for a method that is named like a hook and is none: it would never be called."""
@@ -147,11 +154,22 @@ class Callback:
         """Training ends: it is complete, was stopped, or failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to save in snapshots, so that a resumed run goes on exactly: arrays and plain values."""
-        return {}
+        """State to save in snapshots, so that a resumed run goes on exactly: arrays and plain values.
+
+        Unless this is overridden, the attributes that are such and have changed since the runner had the callback.
+        """
+        changed = {name: x for name, x in _contents(self).items() if x != self._given.get(name)}
+        for name in [name for name, x in changed.items() if isinstance(x, int)]:
+            warn_once(
+                f"callback {name_of(self)}: {name} begins anew when the run is resumed, as a snapshot cannot hold all "
+                f"that is in it; give the callback a state_dict and a load_state_dict"
+            )
+        return {name: packed(vars(self)[name]) for name, x in changed.items() if isinstance(x, tuple)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; called before `on_start`."""
+        """Restore a saved state, by default attributes; called before `on_start`."""
+        for name, x in state.items():
+            setattr(self, name, unpacked(x, torch.device("cpu"), f"{name_of(self)}.{name}"))
 
 
 class Callbacks:
@@ -159,6 +177,8 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.all = tuple(callbacks)
+        for each in self.all:
+            each._given = _contents(each)
         self.learner = ""  # that hooks are being called for; empty: the only one
         self.stop_reason = ""  # the first request to stop; empty: none
         self._by_hook = {
@@ -224,6 +244,22 @@ class Callbacks:
             )
         for callback, each in zip(self.all, saved, strict=True):
             _call(callback, "load_state_dict", each["state"])
+
+
+def _contents(callback: Callback) -> dict[str, tuple[Any, ...] | int | None]:
+    """Those of the attributes of the user's own."""
+    return {name: _content(x) for name, x in vars(callback).items() if name not in vars(Callback)}
+
+
+def _content(x: Any) -> tuple[Any, ...] | int | None:
+    """What can be compared later: all that a snapshot can hold, the length of other collections, else nothing."""
+    arrays: Arrays = {}
+    try:
+        if all(each.is_cpu for each in tensors_in(x)):  # from others a snapshot would make those of the CPU
+            return encode(packed(x), arrays), *(np.asarray(each).tobytes() for each in arrays.values())
+    except (TypeError, RecursionError):
+        pass
+    return len(x) if isinstance(x, list | tuple | dict | set | deque) else None
 
 
 def name_of(callback: Callback) -> str:

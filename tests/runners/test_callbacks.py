@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rlframe import launch
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
@@ -295,6 +299,39 @@ def test_a_run_that_has_snapshots_is_not_begun_anew(tmp_path: Path) -> None:
 def test_several_callbacks_are_named_in_one_list() -> None:
     assert [type(each) for each in load_callbacks([f"{HERE}:Counter", f"{HERE}:Recorder"])] == [Counter, Recorder]
     assert load_callbacks([]) == []
+
+
+class Tally(Callback):
+    """Counts episodes, without a state_dict."""
+
+    def __init__(self, every: int = 5) -> None:
+        self.every, self.n, self.returns, self.sums = every, 0, list[float](), np.full(2, np.nan)
+        self.lengths, self.lock = set[int](), threading.Lock()
+
+    def on_batch(self, samples: Samples) -> None:
+        self.inputs = samples.inputs.map(torch.clone)
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        self.n += 1
+        self.returns.append(trajectory.return_)
+        self.sums[0] = self.n
+        self.lengths.add(trajectory.length)
+
+
+def test_attributes_that_have_changed_are_saved_and_arguments_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Tally(), Tally(every=7)
+    with made("minibatch_rl", False, [first]) as runner:
+        assert runner.state_dict()["callbacks"][0]["state"] == {}
+        runner.train()
+        state = runner.state_dict()["callbacks"]
+    assert state[0]["state"].keys() == {"n", "returns", "sums", "inputs"}
+    assert "Tally: lengths begins anew when the run is resumed" in caplog.text
+    callbacks = Callbacks([second])
+    callbacks.load_state_dict(state)
+    assert (second.every, second.n, second.returns) == (7, first.n, first.returns)
+    assert first.n == 16
+    torch.testing.assert_close(second.inputs.observation, first.inputs.observation)
+    assert callbacks.state_dict()[0]["state"].keys() == state[0]["state"].keys(), "also of a run that ended at once"
 
 
 def test_without_callbacks_nothing_is_called_but_one_look_up_a_batch_and_an_update(
