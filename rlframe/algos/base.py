@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import chz
 import torch
 from torch import Tensor
 
@@ -55,6 +56,15 @@ class Algorithm(ABC):
         check_saved(cls)
         if "__init__" in vars(cls) and not is_own(cls):
             cls.__init__ = checked(cls.__init__)
+
+    def __setattr__(self, name: str, x: Any) -> None:
+        """Raises AttributeError for a field of the config once a learner has the algorithm: nobody would read it."""
+        if name in vars(self).get("_unread", ()):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is of the config, which nothing reads while a run trains; save the run, "
+                f'and go on by rlframe.restore(path, **{{"algo.{name}": ...}})'
+            )
+        super().__setattr__(name, x)
 
     @property
     def learning_rate(self) -> float:
@@ -145,9 +155,14 @@ class Algorithm(ABC):
         return found
 
     def watch(self) -> None:
-        """Notice from now on what changes and `saved` does not name, in a user's algorithm; snapshots warn of it."""
+        """Notice from now on what changes and `saved` does not name, in a user's algorithm; snapshots warn of it.
+
+        One of rlframe's refuses new attributes that are named like fields of its config.
+        """
         if is_own(self):
             self._unsaved_state().look(self, getattr(self, "saved", ()))
+        elif self.config is not None:
+            vars(self)["_unread"] = chz.chz_fields(type(self.config)).keys() - {*vars(self), "learning_rate"}
 
     def lost_state(self) -> list[str]:
         """What of its state the loaded snapshot lacks, as far as it is known."""
