@@ -134,17 +134,13 @@ def entries_of(text: str) -> list[str]:
     return entries
 
 
-def _numbers_of(given: Any) -> tuple[float, ...]:
-    return given if isinstance(given, tuple) else (given,)
-
-
 def within(
     low: float,
     high: float,
     above: bool = False,
     infinite: bool = False,
     nan: bool = False,
-    numbers_of: Callable[[Any], tuple[float, ...]] = _numbers_of,
+    numbers_of: Callable[[Any], tuple[float, ...]] = lambda given: given if isinstance(given, tuple) else (given,),
     below: bool = False,
     kind: type = Real,
 ) -> Callable[[Any, str], None]:

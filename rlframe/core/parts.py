@@ -115,16 +115,12 @@ class _PartOf(Munger):
         return self._finish(config, chzself)
 
 
-def _unchanged(config: Any, around: Any) -> Any:
-    return config
-
-
 def part(
     package: str,
     default: str,
     doc: str,
     of: type = object,
-    finish: Callable[[Any, Any], Any] = _unchanged,
+    finish: Callable[[Any, Any], Any] = lambda config, around: config,
     fitting: Sequence[str] = (),
     classes: str = "",
 ) -> Any:

@@ -36,11 +36,6 @@ InUse = Callable[[], Path | None]  # a snapshot that is read by something else, 
 _logger = logging.getLogger("rlframe")
 
 
-def nothing_in_use() -> Path | None:
-    """Default of `in_use`."""
-    return None
-
-
 @dataclass(frozen=True)
 class SnapshotPolicy:
     """When snapshots are written, which are kept, and the reaction to disk errors. Invalid fields raise ConfigError."""
@@ -95,7 +90,7 @@ def is_of(row: Mapping[str, float], env_steps: int, updates: int) -> bool:
 class Retention:
     """Owns a run's `snapshot` directory and its links: `last` is the newest, `best` the one with the highest score."""
 
-    def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = nothing_in_use) -> None:
+    def __init__(self, directory: Path, policy: SnapshotPolicy, in_use: InUse = lambda: None) -> None:
         check_inside(directory)
         mend_links(directory)
         self._directory, self._policy, self._in_use = directory, policy, in_use

@@ -185,14 +185,10 @@ def make_sync(uri: str, directory: Path) -> BaseSync:
     base = normalized(uri)
     before = _place_before(directory)
     parts = before.removeprefix(f"{base}/").split("/")
-    below = before.startswith(f"{base}/") and not {"", ".", ".."} & set(parts) and not any(map(_is_odd, parts))
+    below = before.startswith(f"{base}/") and not {"", ".", ".."} & set(parts) and not any(map(_UNUSUAL.search, parts))
     place = before if below else f"{base}/{_relative(directory)}"
     _check_elsewhere(place, directory)
     return Sync(directory, place)
-
-
-def _is_odd(part: str) -> bool:
-    return bool(_UNUSUAL.search(part))
 
 
 def _place_before(directory: Path) -> str:
