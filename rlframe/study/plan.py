@@ -148,6 +148,7 @@ class CommandTemplate:
 
     command: tuple[str, ...]
     resumes_by_directory: bool  # resumed by `command resume=RUN_DIR`; else by the same arguments and `resume=true`
+    is_foreign: Callable[[Mapping[str, str]], object] = lambda arguments: False  # then that needs trust=true as well
 
     def make_run(
         self, study: Path, experiment: str, setting: str, run_id: int, arguments: Mapping[str, str]
@@ -159,7 +160,8 @@ class CommandTemplate:
         start = (*self.command, *[f"{key}={value}" for key, value in arguments.items()], *place)
         directory = folder / f"run_{run_id}"
         length = [f"{N_STEPS}={arguments[N_STEPS]}"] if N_STEPS in arguments else []  # it may have been shorter before
-        by_directory = (*self.command, f"resume={directory}", *length)
+        trust = ["trust=true"] if self.is_foreign(arguments) else []
+        by_directory = (*self.command, f"resume={directory}", *length, *trust)
         resume = by_directory if self.resumes_by_directory else (*start, "resume=true")
         return PlannedRun(setting, run_id, dict(arguments), directory, start, resume)
 

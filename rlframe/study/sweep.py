@@ -152,8 +152,7 @@ def make_added(directory: Path, runs: Sequence[PlannedRun], trust: bool, added: 
     """
     check_addable(added.arguments)
     check_trusted(new_words(runs, added), str(directory / ADDED_FILE), trust)
-    run = run_template(trust).make_run(directory, "", added.setting, added.run_ID, added.arguments)
-    return run if trust else trusting_itself(run)
+    return run_template(trust).make_run(directory, "", added.setting, added.run_ID, added.arguments)
 
 
 def new_words(runs: Sequence[PlannedRun], added: Added) -> dict[str, str]:
@@ -197,8 +196,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
 
     def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
         of_trial = [{**base, **values, "seed": str(seed)} for seed in search.seeds]
-        runs = [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
-        return runs if trust else [trusting_itself(run) for run in runs]
+        return [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
 
     return Study(directory, (), {}, _continuing(directory), search, make_runs), checked
 
@@ -224,8 +222,8 @@ def _with_population(
     runs = []
     for k, member in enumerate(first_members(population)):
         seed = population.seed + k
-        run = template.make_run(directory, "", f"member_{k}", seed, {**base, **member.settings, "seed": str(seed)})
-        runs.append(run if trust else trusting_itself(run))
+        arguments = {**base, **member.settings, "seed": str(seed)}
+        runs.append(template.make_run(directory, "", f"member_{k}", seed, arguments))
     return Study(directory, tuple(runs), {}, _continuing(directory), population=population)
 
 
@@ -247,8 +245,7 @@ def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[
             runs += plan.make_runs(make_run, base, grids[name].combinations(), run_id)
     if shared.flag("stack"):
         runs = stacked(runs, template)
-    ordered = plan.in_order(runs, order)
-    return ordered if trust else tuple(map(trusting_itself, ordered))
+    return plan.in_order(runs, order)
 
 
 def stacked(runs: Sequence[PlannedRun], template: plan.CommandTemplate) -> list[PlannedRun]:
@@ -268,16 +265,11 @@ def stacked(runs: Sequence[PlannedRun], template: plan.CommandTemplate) -> list[
 
 
 def run_template(trust: bool) -> plan.CommandTemplate:
-    """The launch command of a run."""
-    command = (sys.executable, "-m", "rlframe.launch", *(("trust=true",) if trust else ()))
-    return plan.CommandTemplate(command, resumes_by_directory=True)
-
-
-def trusting_itself(run: PlannedRun) -> PlannedRun:
-    """A run whose own arguments name foreign code may also be resumed with it."""
-    if not foreign(run.arguments):
-        return run
-    return replace(run, resume_command=(*run.resume_command, "trust=true"))
+    """The launch command of a run, which may be resumed with the foreign code that its own arguments name."""
+    command = (sys.executable, "-m", "rlframe.launch")
+    if trust:
+        return plan.CommandTemplate((*command, "trust=true"), resumes_by_directory=True)
+    return plan.CommandTemplate(command, resumes_by_directory=True, is_foreign=foreign)
 
 
 def _grids(experiments: Experiments) -> dict[str, Grid]:
@@ -346,7 +338,7 @@ def single_run(words: Mapping[str, str], experiment: Experiment) -> PlannedRun:
     directory = new_directory(experiment.log_dir, experiment.run_ID, experiment.title())
     template = run_template(KeyValues(f"{key}={words[key]}" for key in ("trust",) if key in words).flag("trust"))
     arguments = {key: value for key, value in words.items() if key not in ("trust", "log_dir", "run_ID")}
-    return trusting_itself(template.make_run(directory.parent, "", "", experiment.run_ID, arguments))
+    return template.make_run(directory.parent, "", "", experiment.run_ID, arguments)
 
 
 def is_study(arguments: Mapping[str, str]) -> bool:
