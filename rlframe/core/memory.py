@@ -1,6 +1,5 @@
 """Free memory, as this process may use it."""
 
-from itertools import accumulate
 from pathlib import Path
 
 import psutil
@@ -11,18 +10,19 @@ _UNLIMITED = 1 << 60  # bytes: version 1 writes the largest number of pages for 
 def available_memory() -> int:
     """Bytes of RAM this process can still allocate, within the limits of its Linux control groups."""
     available = int(psutil.virtual_memory().available)
-    return max(0, min([available, *(_remaining(group, available) for group in _control_groups())]))
+    return max(0, min([available, *(_remaining(group, available) for group in control_groups("memory"))]))
 
 
-def _control_groups() -> list[Path]:
-    """The folders from the root down to the process's own group, for versions 1 and 2 of Linux's control groups."""
-    root, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-    groups = [root, root / "memory"]
+def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
+    """The folders of a controller's groups down to the process's own, in versions 1 and 2 of Linux's control groups."""
+    own, top = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    groups = [top, top / controller]
     for line in own.read_text(encoding="utf-8").splitlines() if own.is_file() else ():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or "memory" in controllers.split(","):
-            top = root if number == "0" else root / "memory"
-            groups += accumulate(Path(path).parts[1:], Path.joinpath, initial=top)
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            steps = [step for step in path.split("/") if step not in ("", "..")]
+            mounts = (controller, controllers) if controllers else ("", "unified")
+            groups += [(top / mount).joinpath(*steps[:n]) for mount in mounts for n in range(len(steps) + 1)]
     return list(dict.fromkeys(groups))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from rlframe.core.memory import control_groups
 from rlframe.system.parent_death import QUEUE_CPUS
 
 
@@ -56,7 +57,8 @@ def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
         cpus = tuple(Cpu(i, i, 0, 0) for i in range(os.cpu_count() or 1))
         return Topology(cpus, (), math.inf, pinnable=False)
     ids = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
-    return Topology(tuple(_read_cpu(root, id_) for id_ in ids), _read_gpus(root), _read_quota(root))
+    quota = min(map(_granted, control_groups("cpu", root)))
+    return Topology(tuple(_read_cpu(root, id_) for id_ in ids), _read_gpus(root), quota)
 
 
 def _read(path: Path) -> str:
@@ -105,20 +107,6 @@ def choose_egl_device(worker: int, gpus: Sequence[int] = (), root: Path = Path("
     """
     if os.environ.get("MUJOCO_GL", "").lower() == "egl" and (known := gpus or [gpu.index for gpu in _read_gpus(root)]):
         os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(known[worker % len(known)]))
-
-
-def _read_quota(root: Path) -> float:
-    """The smallest CPU quota of our cgroup and its parents."""
-    quota = math.inf
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        steps = [step for step in path.split("/") if step not in ("", "..")]
-        for mount in ("cpu", controllers) if controllers else ("", "unified"):
-            for depth in range(len(steps) + 1):
-                quota = min(quota, _granted((root / "sys/fs/cgroup" / mount).joinpath(*steps[:depth])))
-    return quota
 
 
 def _granted(cgroup: Path) -> float:

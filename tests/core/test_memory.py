@@ -20,11 +20,11 @@ def test_memory_limits_of_control_groups_apply(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "_control_groups", lambda: [tmp_path])
+    monkeypatch.setattr(memory, "control_groups", lambda controller: [tmp_path])
     assert available_memory() == left
 
 
 def test_without_a_limit_all_memory_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(memory, "_control_groups", lambda: [tmp_path, tmp_path / "missing"])
+    monkeypatch.setattr(memory, "control_groups", lambda controller: [tmp_path, tmp_path / "missing"])
     assert available_memory() > 10**6
