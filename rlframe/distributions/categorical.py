@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlframe.core.struct import Tree
-from rlframe.distributions.base import Distribution
+from rlframe.distributions.base import Distribution, Joint
 
 
 def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -55,7 +55,7 @@ class MultiCategorical(Distribution):
 
     def __init__(self, n: tuple[int, ...]) -> None:
         self.n, self.param_size = n, sum(n)
-        self.parts = tuple(Categorical(k) for k in n)
+        self.joint = Joint(tuple(Categorical(k) for k in n))
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return gumbel(rng, (*lead, self.param_size))
@@ -64,17 +64,13 @@ class MultiCategorical(Distribution):
         return torch.stack([part.argmax(-1) for part in (params + noise).split(self.n, -1)], -1)
 
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
-        logits = params.split(self.n, -1)
-        terms = [part.log_prob(x, a) for part, x, a in zip(self.parts, logits, action.unbind(-1), strict=True)]
-        return torch.stack(terms, -1).sum(-1)
+        return self.joint.log_prob(params, action.unbind(-1))
 
     def entropy(self, params: Tensor) -> Tensor:
-        logits = params.split(self.n, -1)
-        return torch.stack([part.entropy(x) for part, x in zip(self.parts, logits, strict=True)], -1).sum(-1)
+        return self.joint.entropy(params)
 
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        logits = params.split(self.n, -1), other.split(self.n, -1)
-        return torch.stack([part.kl(p, q) for part, p, q in zip(self.parts, *logits, strict=True)], -1).sum(-1)
+        return self.joint.kl(params, other)
 
 
 class Bernoulli(Distribution):
