@@ -141,10 +141,6 @@ def _parts_of(name: str, inputs: AgentInputs, noise: Tree) -> _Given:
     return side_by_side_inputs(rows, inputs.prev_action[name]), noise[name], rows.get(WAITS, ())
 
 
-def _is_view(x: Any, of: Any) -> bool:
-    return bool(np.may_share_memory(x, of))
-
-
 class _Views:
     """What each policy gets of the rows of a batch, which are the same memory batch by batch; saves 60 us a step."""
 
@@ -156,7 +152,8 @@ class _Views:
         if found is not None and found[1] is noise:
             return found[2]
         given = {name: _of_policy(name, inputs, noise) for name in inputs.observation}
-        if all(map(_is_view, leaves(given), leaves({name: _parts_of(name, inputs, noise) for name in given}))):
+        rows = {name: _parts_of(name, inputs, noise) for name in given}
+        if all(map(np.may_share_memory, leaves(given), leaves(rows))):
             if len(self._known) >= _MOST_VIEWS:
                 self._known.clear()
             self._known[id(inputs)] = inputs, noise, given
