@@ -102,7 +102,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None
             if row["env_steps"] >= 100:
                 break
         run.algo.learning_rate = 3e-3
-        with pytest.raises(AttributeError, match="DQN.batch_size is of the config, which nothing reads"):
+        with pytest.raises(AttributeError, match=r"DQN\.batch_size is of the config, which nothing reads"):
             run.algo.batch_size = 4
         run.save(tmp_path / "saved")
         expected = run.train()

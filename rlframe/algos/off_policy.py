@@ -19,7 +19,7 @@ from rlframe.algos.replay_ratio import ReplayRatio
 from rlframe.algos.targets import TargetMoves, copy_into, copy_statistics
 from rlframe.core.config import choice, count, fraction_or_auto, number, positive
 from rlframe.core.declared import idle_while, in_state
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, qualified_name
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -174,7 +174,8 @@ class FromReplay(Algorithm):
         self.ratio.drop()
 
     def facts(self) -> dict[str, str]:
-        return {"replay": str(self.replay)}
+        of, is_silent = type(self.replay), str(self.replay) == object.__repr__(self.replay)
+        return {"replay": qualified_name(of) if is_silent else str(self.replay)}
 
     def counters(self) -> dict[str, float]:
         own = {"replay/rows": self.replay.n_rows, **counters_of(self.replay)}

@@ -38,13 +38,19 @@ class plain_value(MetaFactory):
             raise
 
 
+def several_hint(text: str) -> str:
+    """A remedy where the values of several runs stand in the place of one; empty elsewhere."""
+    return "; values of several runs are written sweep.KEY=1,2,3" if "," in text and "(" not in text else ""
+
+
 def _not_a_number(text: str, units: Mapping[str, float]) -> str:
     """With the number to write, if it is one with a unit, or with commas, as people say it."""
     text = text.strip()
     bare = text.replace(",", "") if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text) else text
     found = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", bare.lower())
     number = float(found[1]) * units.get(found[2], bare != text) if found else 0.0
-    return f"{text!r} is not a number{f'; write {number:_.0f}' if number and number.is_integer() else ''}"
+    remedy = f"; write {number:_.0f}" if number and number.is_integer() else several_hint(text)
+    return f"{text!r} is not a number{remedy}"
 
 
 def _count(text: str) -> int:

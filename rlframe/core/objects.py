@@ -76,6 +76,7 @@ def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
         file = ""
     else:
         file = vars(sys.modules[module]).get("__file__") or "" if module in sys.modules else ""
+        file = file if Path(file).is_file() else ""  # <stdin> is none
     if given.endswith("()") or (module and not file and not can_import(module)):
         return ""
     return f"{Path(file).absolute()}:{name}" if file and file not in command else given[:]

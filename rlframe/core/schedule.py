@@ -16,7 +16,7 @@ import chz
 from chz.mungers import Munger
 from chz.tiepin import CastError
 
-from rlframe.core.config import key_of, nearest, plain_value, within
+from rlframe.core.config import key_of, nearest, plain_value, several_hint, within
 from rlframe.core.errors import ConfigError
 
 _FORMS = {  # of the text, by kind
@@ -90,7 +90,9 @@ class Schedule:
         name, bracket, inside = text.strip().partition("(")
         kind = name.strip()
         if not bracket or not inside.endswith(")"):
-            raise ValueError(f"{text!r} is neither a number nor a schedule such as linear(3e-4,3e-5)")
+            raise ValueError(
+                f"{text!r} is neither a number nor a schedule such as linear(3e-4,3e-5){several_hint(text)}"
+            )
         if kind not in _FORMS:
             raise ValueError(f"{kind!r} is not a schedule ({', '.join(_FORMS)}){nearest(kind, _FORMS)}")
         places, values = _points(kind, inside[:-1].split(","))

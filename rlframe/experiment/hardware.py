@@ -179,7 +179,7 @@ def _choice_for(experiment: Experiment, affinity: Affinity, n_workers: int, tune
         return auto.SamplerChoice(only_serial, "serial: there is one environment")
     if not can_split(env, config.batch_B):
         return auto.SamplerChoice(
-            only_serial, "serial: its vector environment steps all in one call, and cannot be split"
+            only_serial, f"serial: the vector environment of {env.id} steps all in one call, and cannot be split"
         )
     with closing(auto.TimingProcess(env, config.batch_B, -(-config.batch_B // n_workers), config.timeout_s)) as probe:
         agent = untrained_agent(experiment, affinity, probe.observation_space, probe.action_space)

@@ -48,6 +48,7 @@ from rlframe.system import cluster
 from rlframe.system.distributed import rank_from_environment
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
+_SHOWN = 4  # presets in a note
 _CANDIDATES = ("serial", "cpu", "gpu")  # of sampler=auto
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
@@ -152,12 +153,18 @@ def _of_its_task(preset: str, config: Mapping[str, Any], keys: Mapping[str, Any]
 def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
     """A line that names the presets of the algorithm for the environment; of rlframe's without any, those of others."""
     if names := presets_for(env, algo):
-        best, others = names[0], [f"experiment={name}" for name in names[1:]]
-        also = f"; others: {', '.join(others)}" if others else ""
+        best, others = names[0], names[1:]
+        also = f"; others: {_listed(others)}" if others else ""
         what = "a preset" if is_measured(best) else "an unmeasured preset"
         return (f"experiment={best} is {what} for algo={algo} on {env}, and what experiment=auto takes{also}",)
-    others = [f"experiment={name}" for name in presets_for(env)] if algo.lower() in module_names(ROOTS["algo"]) else []
-    return (f"presets for this environment: {', '.join(others)}",) if others else ()
+    others = presets_for(env) if algo.lower() in module_names(ROOTS["algo"]) else []
+    return (f"presets for this environment: {_listed(others)}",) if others else ()
+
+
+def _listed(presets: list[str]) -> str:
+    """The first of them, as keys."""
+    shown = ", ".join(f"experiment={name}" for name in presets[:_SHOWN])
+    return f"{shown} (--list presets has all)" if len(presets) > _SHOWN else shown
 
 
 def _resumed(

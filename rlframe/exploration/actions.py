@@ -286,7 +286,9 @@ class OwnExplorationConfig(ExploreConfig):
             raise ConfigError(f"algo.explore={self.name}: for {of} it must be a subclass of {base.__name__}")
         with naming(f"algo.explore={self.name} cannot be made"):
             try:
-                return cls(*arguments, graded=self.graded, **self.kwargs)
+                made = cls(*arguments, graded=self.graded, **self.kwargs)
+                made.scale = made.scale or "level"
+                return made
             except TypeError as error:
                 hint = "its arguments are algo.explore.kwargs.name=value"
                 raise ConfigError(f"algo.explore={self.name}: {shortened(str(error))}; {hint}") from None

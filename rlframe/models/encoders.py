@@ -331,10 +331,15 @@ class CustomEncoder(nn.Module):
         self.ndim = leaves(zeros(space))[0].ndim
         with torch.no_grad():
             features = module(map_tree(torch.as_tensor, zeros(space, (2,))))
-        if features.dim() != 2 or features.shape[0] != 2:
+        if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != 2:
+            given = tuple(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
             raise ConfigError(
-                f"model.encoder: {type(module).__name__} maps two observations to {tuple(features.shape)}; "
-                f"it must map [N, ...] to features [N, F]"
+                f"model.encoder: {type(module).__name__} maps two observations to {given}; it must map [N, ...] to "
+                f"features [N, F]"
+            )
+        if features.dtype != torch.float32:
+            raise ConfigError(
+                f"model.encoder: {type(module).__name__} returns features of {features.dtype}; make them torch.float32"
             )
         self.size = int(features.shape[1])
 

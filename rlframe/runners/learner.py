@@ -327,7 +327,7 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
     whose = f"_{learner.name}" if learner.name else ""
     name = f"nonfinite{whose}_{skipped.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
     path = current_run().dump(name, state, facts)
-    in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "no value of the batch"
+    in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "none of the batch's values"
     in_metrics = ", ".join(f"algo/{name}" for name, x in facts["metrics"].items() if not math.isfinite(x))
     return (
         f"update {skipped.updates:,}{learner.of} at env_steps {algo.progress.env_steps:,} was not applied: loss "

@@ -48,7 +48,7 @@ MISTAKES = {  # what stands in the file, what is written for it, and what is sai
     "nan": (
         "loss = 2 * ",
         "loss = 0.0 / torch.zeros(()) + 2 * ",
-        "in no value of the batch, and in algo/loss; ... smaller rewards; as it is the first update, look at its loss",
+        "none of the batch's values, and in algo/loss; ... smaller rewards; as it is the first update, look",
     ),
 }
 

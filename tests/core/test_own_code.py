@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.core.objects import ObjectName, name_of
+from rlframe.core.objects import ObjectName, name_elsewhere, name_of
 from rlframe.core.own_code import object_digest, own_code, source_digest
 
 FILES = {
@@ -38,6 +38,12 @@ def write(folder: Path, files: dict[str, str] = FILES) -> str:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return str(folder / "mine.py")
+
+
+def test_what_standard_input_defines_is_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = SimpleNamespace(__file__="<stdin>", Line=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "__main__", main)  # type: ignore[arg-type]
+    assert name_elsewhere(ObjectName("__main__:Line", main.Line, "env"), ["python", "-"]) == ""
 
 
 @pytest.mark.parametrize("name", FILES)

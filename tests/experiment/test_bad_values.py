@@ -197,6 +197,8 @@ def test_a_deviation_that_overflows_is_refused(value: str) -> None:
         ({"algo": "dqn", "algo.v_min": -1e300}, "algo.v_min=-1e+300 must be from -3.4e+38 to 3.4e+38, the"),
         ({"algo.clip": "linear(0.1, 1e300)"}, "algo.clip=linear(0.1, 1e300) must be from -3.4e+38 to 3.4e+38, the"),
         ({"seed": [1]}, "seed=[1]: '[1]' is not a number"),
+        ({"seed": "1,2,3"}, "seed=1,2,3: '1,2,3' is not a number; values of several runs are written sweep.KEY=1,2,3"),
+        ({"algo.clip": "[0.1,0.2]"}, "linear(3e-4,3e-5); values of several runs are written sweep.KEY=1,2,3"),
         ({"model.hidden": [[1]]}, "model.hidden=[[1]]: '[[1]]' is not a list of whole numbers such as [64,64]"),
         (
             {"env_kwargs": "{a: 1}", "env_kwargs.a": 2},

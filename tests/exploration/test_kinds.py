@@ -111,6 +111,11 @@ def test_numpy_acts_as_torch_and_zero_noise_greedily_in_any_state(of: str, kind:
     assert explored == (kind not in ("none", "stochastic"))
 
 
+def test_the_level_of_an_own_kind_is_logged() -> None:
+    config = OwnExplorationConfig(name=SECOND, level=0.5)
+    assert ExplorationSchedule(config, 100, 1).metrics(config.make_q(3, False), 7) == {"algo/exploration": 0.5}
+
+
 GRADED = [(of, kind) for of, kind in EACH if (CHOOSE if of == "choose" else PERTURB)[kind].graded]
 
 

@@ -226,6 +226,16 @@ class Wrong(Mine):
         return super().forward(x)[:1]
 
 
+class Paired(Mine):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), None
+
+
+class Doubled(Mine):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).double()
+
+
 HERE = "tests.models.test_encoders"
 
 
@@ -269,6 +279,8 @@ def test_a_users_file_is_named_by_path_and_class(tmp_path: Path) -> None:
         ("no.such_module:Net", r"No module named 'no'; write package.module:name"),
         ("./no_such_file.py:Net", r"no_such_file.py does not exist"),
         (f"{HERE}:Wrong", r"Wrong maps two observations to \(1, 2\); it must map \[N, ...\] to features \[N, F\]"),
+        (f"{HERE}:Paired", r"Paired maps two observations to a tuple; it must map \[N, ...\] to features \[N, F\]"),
+        (f"{HERE}:Doubled", r"Doubled returns features of torch.float64; make them torch.float32"),
     ],
 )
 def test_an_encoder_that_cannot_be_had_is_refused_readably(encoder: str, message: str) -> None:
