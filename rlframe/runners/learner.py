@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +18,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.saved import check_attributes
-from rlframe.core.errors import ConfigError, ReadableError, qualified_name
+from rlframe.core.errors import ConfigError, ReadableError, naming, qualified_name
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.objects import is_own
 from rlframe.core.types import Samples
@@ -58,6 +61,17 @@ class Learner:
         check_attributes(self.algo)
         self.algo.watch()
 
+    @cached_property
+    def _own_algorithm(self) -> str:
+        """What errors of an algorithm of the user's own say of it; empty for rlframe's."""
+        if not is_own(self.algo):
+            return ""
+        classes = type(self.algo).__mro__
+        own = {name for cls in classes if is_own(cls) for name, x in vars(cls).items() if inspect.isfunction(x)}
+        theirs = {name for cls in classes if not is_own(cls) for name in vars(cls) if not name.startswith("__")}
+        which = f", which overrides {', '.join(sorted(own & theirs))}," if own & theirs else ""
+        return f"algorithm {qualified_name(type(self.algo))}{which}"
+
     @property
     def of(self) -> str:
         """` of red`, for messages; empty for the only one."""
@@ -95,11 +109,13 @@ class Learner:
         """Make one update.
 
         Raises:
+            PartError: an algorithm of the user's own raised an exception.
             ConfigError: it returns no metrics, or learns from replay and counts no update, so that it stays due.
         """
         progress, algo = self.algo.progress, type(self.algo).__name__
         before = progress.updates
-        metrics = self.algo.update()
+        with naming(f"{self._own_algorithm} failed in update") if self._own_algorithm else nullcontext():
+            metrics = self.algo.update()
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"{algo}.update returned {type(metrics).__name__}; return metrics by name, {{}} for none")
         if progress.updates == before and self.algo.n_rows() and self.algo.updates_due():

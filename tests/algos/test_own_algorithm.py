@@ -14,16 +14,19 @@ from rlframe import launch
 from rlframe.algos import sac
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.off_policy import FromReplay, FromReplayConfig, replay_of
+from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, PartError
 from rlframe.core.types import BatchSpec
 from rlframe.replay import NStep
+from rlframe.runners import Learner
 from rlframe.updates.optimizer_step import make_optimizer_step
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules
 from tests.algos.test_learning_from_data import Scripted
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
+from tests.samplers.made import copied, sampler_for
 
 RUN = (
     "env=Pendulum-v1 sampler=serial model.hidden=[8] eval.n_episodes=1 algo.learning_starts=40 algo.batch_size=8 "
@@ -104,6 +107,7 @@ from rlframe.algos.off_policy import FromReplay, FromReplayConfig, replay_of
 from rlframe.core.seeding import Role, seed_int
 from rlframe.models.network import initial_weights
 from rlframe.replay import NStep
+from rlframe.runners import Learner
 from rlframe.updates.optimizer_step import make_optimizer_step
 
 class QLearning(FromReplay):
@@ -173,3 +177,18 @@ def test_a_loss_of_sac_in_its_algorithm_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"LossOfTheAlgorithm\.critic_loss must be of its soft value"):
         rlframe.build(chz.chz(Own)(learning_starts=100), "Pendulum-v1", n_steps=2_000, sampler="serial")
+
+
+class NoPair(PPO):
+    def loss(self, *arguments: Any) -> Any:
+        return super().loss(*arguments)[0]
+
+
+def test_an_error_in_an_update_names_the_own_algorithm_and_what_it_overrides() -> None:
+    sampler, agent = sampler_for(T=6, B=4)
+    learner = Learner(agent, NoPair(agent, BatchSpec(6, 4), 100, PPOConfig(epochs=1, minibatches=1)))
+    learner.receive(copied(sampler.collect()))
+    with pytest.raises(
+        PartError, match=r"^algorithm .*:NoPair, which overrides loss, failed in update: TypeError: iter"
+    ):
+        learner.update()
