@@ -49,6 +49,9 @@ class StudyOverview:
     n_added: int  # trials that were added to a search and have no run yet
     population_metric: str = ""  # of a population, whose runs are planned with their settings of now
 
+    def __repr__(self) -> str:
+        return f"study {self.directory}: {self.describe(self.rows())} (.runs and .curves() have its numbers)"
+
     @property
     def runs(self) -> list[dict[str, Any]]:
         """A row for each run: its name, setting, seed, the values of all keys that the study varies, state and score.

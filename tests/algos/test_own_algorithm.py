@@ -188,7 +188,5 @@ def test_an_error_in_an_update_names_the_own_algorithm_and_what_it_overrides() -
     sampler, agent = sampler_for(T=6, B=4)
     learner = Learner(agent, NoPair(agent, BatchSpec(6, 4), 100, PPOConfig(epochs=1, minibatches=1)))
     learner.receive(copied(sampler.collect()))
-    with pytest.raises(
-        PartError, match=r"^algorithm .*:NoPair, which overrides loss, failed in update: TypeError: iter"
-    ):
+    with pytest.raises(PartError, match="NoPair, which overrides loss, failed in update: TypeError: iter"):
         learner.update()
