@@ -46,7 +46,8 @@ of add:
   partial=true             accept runs that have not reached their end
 of table and compare:
   metric=eval/return_mean  the column
-  at=50k,100k              env_steps (updates, of runs from data) at which to compare; table adds them to the end
+  at=50k,100k              env_steps (updates, of runs from data) at which to compare; table adds them to the end;
+                           between two evaluations the value is on the line through them
 of table:
   bound=475 within=100k    how many seeds reach a return, and when
 of compare:

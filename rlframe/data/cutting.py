@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from rlframe.core.spaces import action_decoder, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.core.types import Samples
-from rlframe.data.episodes import SAMPLED_ACTION, Episode
+from rlframe.data.episodes import SAMPLED_ACTION, Episode, sampled_numbers
 
 LOG_PROB = "log_prob"  # in the info of episodes
 Behaviour = Callable[[Samples], Any]  # see EpisodeCutter.add
@@ -107,8 +107,8 @@ class EpisodeCutter:
         joined = [map_tree(lambda *x: np.concatenate(x), *column) for column in zip(*parts, strict=True)]
         seen, action, reward, terminated, truncated, info = joined
         observation = map_tree(lambda x, y: np.concatenate([x, y]), seen, last)
-        if info and isinstance(self._action_space, spaces.Box):
-            info = {**info, SAMPLED_ACTION: action}
+        if info and (sampled := sampled_numbers(self._action_space, action)) is not None:
+            info = {**info, SAMPLED_ACTION: sampled}
         return Episode(observation, self._decode(action), reward, terminated, truncated, info)
 
     def _drop(self, which: list[int]) -> None:

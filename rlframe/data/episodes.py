@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from rlframe.core.spaces import action_parts, box_scaling, zeros
 from rlframe.core.struct import Struct, Tree, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
 
-SAMPLED_ACTION = "sampled_action"  # in an Episode's info: canonical, before it was clipped to the environment's bounds
+SAMPLED_ACTION = "sampled_action"  # in an Episode's info: see `sampled_numbers`
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,34 @@ def canonical_actions(space: Space, action: Tree) -> Tree:
             return np.asarray(action, zeros(space).dtype)
 
 
+def sampled_numbers(space: Space, action: Tree) -> np.ndarray | None:
+    """What canonical actions [T, ...] lose where they are clipped to the environment's bounds, to be recorded.
+
+    Those of a Box [T, *act]; the numbers [T, n] of all Boxes of a Dict or Tuple; None without a Box.
+    """
+    if isinstance(space, spaces.Box):
+        return np.asarray(action)
+    parts = zip(action_parts(space), leaves(action), strict=True)
+    boxes = [x.reshape(len(x), -1) for (_, part), x in parts if isinstance(part, spaces.Box)]
+    return np.concatenate(boxes, axis=1) if boxes else None
+
+
+def with_sampled(space: Space, action: Tree, numbers: np.ndarray) -> Tree:
+    """Canonical actions [T, ...] with these `sampled_numbers`."""
+    if isinstance(space, spaces.Box):
+        return numbers
+    parts, rest = iter(action_parts(space)), numbers
+
+    def restored(x: np.ndarray) -> np.ndarray:
+        nonlocal rest
+        if not isinstance(next(parts)[1], spaces.Box):
+            return x
+        own, rest = np.split(rest, [math.prod(x.shape[1:])], axis=1)
+        return own.reshape(x.shape).astype(x.dtype)
+
+    return map_tree(restored, action)
+
+
 def shifted(space: Space, observation: Tree, by: int) -> Tree:
     """Observations [n, ...] plus `by` times the start of each Discrete and MultiDiscrete.
 
@@ -96,8 +125,8 @@ class _Rows(Struct):
 
 def sampled_actions(episode: Episode, action_space: Space) -> Tree:
     """Its actions [T, ...] as agents see them, before they were clipped if that was recorded."""
-    sampled: Any = episode.info.get(SAMPLED_ACTION)
-    return canonical_actions(action_space, episode.action) if sampled is None else sampled
+    sampled, action = episode.info.get(SAMPLED_ACTION), canonical_actions(action_space, episode.action)
+    return action if sampled is None else with_sampled(action_space, action, sampled)
 
 
 def _rows_of(episode: Episode, action_space: Space, sampled: bool) -> _Rows:

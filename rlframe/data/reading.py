@@ -21,7 +21,7 @@ from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
-from rlframe.data.episodes import SAMPLED_ACTION, Episode, shifted
+from rlframe.data.episodes import SAMPLED_ACTION, Episode, sampled_numbers, shifted
 from rlframe.data.spaces import difference, read_space
 
 DATA, METADATA = "data", "metadata.json"
@@ -164,14 +164,18 @@ class Dataset:
         for key, x in found["infos"].items():
             if x.dtype.kind in "fiub" and x.ndim and len(x) in (n, n + 1):
                 info[str(key)] = x[len(x) - n :].copy()  # Minari has those of the reset first
-        sampled = info.get(SAMPLED_ACTION)
-        if sampled is not None and (sampled.shape != action.shape or not np.isfinite(sampled).all()):
-            raise ValueError(f"{SAMPLED_ACTION} has the shape {list(sampled.shape)}, or NaN or Inf")
+        if SAMPLED_ACTION in info and (numbers := sampled_numbers(self.action_space, action)) is not None:
+            _check_sampled(info[SAMPLED_ACTION], numbers.shape)
         rewards = reward.astype(np.float32)
         if not np.isfinite(rewards).all():
             raise ValueError("rewards have NaN or Inf")
         terminated, truncated = (x.astype(np.bool_) for x in ends)
         return Episode(observation, action, rewards, terminated, truncated & ~terminated, info)
+
+
+def _check_sampled(sampled: np.ndarray, shape: tuple[int, ...]) -> None:
+    if sampled.shape != shape or not np.isfinite(sampled).all():
+        raise ValueError(f"{SAMPLED_ACTION} has the shape {list(sampled.shape)}, not {list(shape)}, or NaN or Inf")
 
 
 def fitted(space: Space, values: Any, n: int, name: str) -> Any:

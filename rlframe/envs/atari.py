@@ -145,7 +145,7 @@ class AtariEnvs(Envs):
             self._observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             problem = f"{self.backend} raised {type(error).__name__}: {error}"
-            raise env_error(problem, "try backend=python", seeds=self._seeds, actions=actions) from error
+            raise env_error(problem, "try env_backend=python", seeds=self._seeds, actions=actions) from error
         self._write(out)
         out.raw_reward[...] = reward
         if self._clip:

@@ -28,7 +28,7 @@ from rlframe.envs.observations import (
 )
 from rlframe.envs.serializer import EnvStateError
 
-_REMEDY = "compare with backend=python, and fix the environment"
+_REMEDY = "compare with env_backend=python, and fix the environment"
 
 
 def make_native(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int], first: int = 0) -> NativeEnvs:
@@ -48,7 +48,7 @@ def check_next_step(env: VectorEnv, name: str) -> None:
     if mode != AutoresetMode.NEXT_STEP:
         raise ConfigError(
             f"{name} has autoreset mode {mode}, but rlframe needs {AutoresetMode.NEXT_STEP}; "
-            f"set env_kwargs.autoreset_mode=NextStep if it has that argument, or use backend=python"
+            f"set env_kwargs.autoreset_mode=NextStep if it has that argument, or use env_backend=python"
         )
 
 
@@ -168,7 +168,7 @@ class NativeEnvs(Envs):
         return ""
 
     def frame(self, index: int) -> np.ndarray:
-        raise EnvError(f"{self.backend} cannot render; use backend=python with env_kwargs.render_mode=rgb_array")
+        raise EnvError(f"{self.backend} cannot render; use env_backend=python with env_kwargs.render_mode=rgb_array")
 
     def close(self) -> None:
         close_envs([self._env], self._first)

@@ -249,7 +249,7 @@ def _candidates(path: Path) -> list[Path]:
     if found:
         return found
     if (path / "params.json").is_file():
-        raise SnapshotError(f"{path} is a run without a snapshot; was it started with snapshot_mode=none?")
+        raise SnapshotError(f"{path} is a run without a snapshot: it ended before its first, or has snapshot_mode=none")
     inside = [*path.glob("run_*"), *path.glob("*/run_*")] if path.is_dir() else []  # of one experiment, or of a study
     runs = sorted(str(run.relative_to(path)) for run in inside if run.is_dir())
     hint = f"; it holds {', '.join(runs[:5])}: give one of them" if runs else "; give a run directory or a snapshot"

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from rlframe.agents import Agent
 from rlframe.algos import ppo, sac
 from rlframe.core.spaces import action_decoder
+from rlframe.core.struct import leaves
 from rlframe.data.cutting import EpisodeCutter
-from rlframe.data.episodes import SAMPLED_ACTION, as_batches, canonical_actions
+from rlframe.data.episodes import (
+    SAMPLED_ACTION,
+    Episode,
+    as_batches,
+    canonical_actions,
+    sampled_actions,
+    sampled_numbers,
+)
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.samplers import SerialSampler
@@ -103,6 +113,28 @@ def test_actions_are_those_of_the_environment_and_come_back_canonical() -> None:
     np.testing.assert_allclose(canonical_actions(box, episode.action), sampled, atol=1e-7)
     assert episode.truncated[-1]
     assert not episode.terminated.any()
+
+
+@pytest.mark.parametrize("kind", [spaces.Dict, spaces.Tuple])
+def test_boxes_within_actions_come_back_as_they_were_drawn(kind: Any) -> None:
+    parts = spaces.Box(-2, 2, (2, 1)), spaces.Discrete(3, start=1), spaces.Box(0, 1, (), np.float64)
+    space = kind(dict(zip("abc", parts, strict=True)) if kind is spaces.Dict else parts)
+    rng = np.random.default_rng(0)
+    drawn = [
+        rng.normal(0, 3, (5, 2, 1)).astype(np.float32),
+        rng.integers(0, 3, 5),
+        rng.normal(size=5).astype(np.float32),
+    ]
+    action = dict(zip("abc", drawn, strict=True)) if kind is spaces.Dict else tuple(drawn)
+    numbers = sampled_numbers(space, action)
+    assert numbers is not None
+    assert numbers.shape == (5, 3)
+    flags = np.zeros(5, np.bool_)
+    executed = action_decoder(space)(action)
+    episode = Episode(np.zeros((6, 1)), executed, np.zeros(5, np.float32), flags, flags, {SAMPLED_ACTION: numbers})
+    for x, y in zip(leaves(sampled_actions(episode, space)), drawn, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert not np.allclose(leaves(canonical_actions(space, executed))[0], drawn[0]), "it was clipped"
 
 
 def test_batches_of_episodes_have_their_rows_and_the_last_observation_as_a_row() -> None:
