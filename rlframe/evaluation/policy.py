@@ -133,6 +133,9 @@ def _check_observation(observation: Any, space: Space, name: str = "observation"
             parts = {f"{name}[{key!r}]": (observation[key], sub) for key, sub in given.items()}
         case spaces.Tuple():
             parts = {f"{name}[{i}]": each for i, each in enumerate(zip(observation, space.spaces, strict=True))}
+        case _ if isinstance(observation, Mapping):
+            keys = one_line(", ".join(map(str, observation)), 100)
+            raise ValueError(f"{name} is a dict with {keys}, and this policy takes {space}: give one of them")
         case _:
             return _check_leaf(np.asarray(observation), space, name)
     found = {part: _check_observation(*each, part) for part, each in parts.items()}

@@ -297,6 +297,10 @@ def test_what_is_no_observation_is_refused() -> None:
         ([right], "an observation is a dict with image, vector, and this one is a list"),
         ({**right, "image": np.array([0.5, 0.1])}, r"observation\['image'\] of float64 has fractions, which uint8"),
         ({**right, "vector": np.array([0.5, np.nan])}, r"observation\['vector'\] is not finite: \[0.5 nan\]"),
+        (
+            {**right, "vector": {"agent_0": 1}},
+            r"\['vector'\] is a dict with agent_0, and this policy takes Box.*one of them",
+        ),
         ({**right, "vector": np.array(["a", "b"])}, r"observation\['vector'\] is of dtype <U1, and Box"),
         (
             {**right, "vector": np.zeros((4, 2))},
