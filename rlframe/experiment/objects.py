@@ -41,6 +41,7 @@ _SINGLE = {
     "sampler.collector": "a subclass of rlframe.rollout.collector.Collector",
     "agents.map_function": "policies of agents by name, or a function of (agent, episode) that returns a policy",
     "record_transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
+    "algo.replay.selector": "a subclass of rlframe.replay.Uniform, or a function of a generator that makes one",
     "algo.replay.transform": "a function of a rlframe.data.Episode that returns it, changed or not, or None",
     "agents.global_state": "true, or a function of the agents' observations, {agent: observation}, for critics alone",
 }
@@ -53,6 +54,7 @@ NOT_OF_POLICY = (
     "sampler.collector",
     "loggers",
     "record_transform",
+    "algo.replay.selector",
     "algo.replay.transform",
     "algo.optimizer",
 )

@@ -8,6 +8,7 @@ from rlframe.replay.make import InMemory, OnDevice, OnDisk, OwnReplay, ReplayCon
 from rlframe.replay.n_step import NStep
 from rlframe.replay.ray import OnRay, ShardedReplay
 from rlframe.replay.returns_to_go import ReturnsToGo
+from rlframe.replay.select import Uniform
 from rlframe.replay.sequences import FixedSequence
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ShardedReplay",
     "StoredReplay",
     "Transitions",
+    "Uniform",
     "counters_of",
     "is_stored",
     "make_replay",

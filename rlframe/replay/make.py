@@ -21,7 +21,7 @@ from rlframe.core import spaces
 from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.memory import available_memory
-from rlframe.core.names import find_class
+from rlframe.core.names import find_class, made_by
 from rlframe.core.parts import Part, part
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator
@@ -96,6 +96,8 @@ class Stored(ReplayConfig):
     """Base class of those that store rows in one way, in different places."""
 
     place: ClassVar[str]  # in messages
+
+    selector: str = option("", "module:Class or ./file.py:Class, a subclass of rlframe.replay.Uniform: which rows")
 
     def compresses(self) -> bool:
         """Whether frames are compressed."""
@@ -278,10 +280,24 @@ def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
             f"algo.unique=true draws algo.batch_size={spec.unique} without repetition, and algo.replay.size="
             f"{config.size} holds about {n_choices * n_streams}, too few; use one for {2 * spec.unique} or more"
         )
-    own = n_choices, n_streams, spec.unique, spec.initial_priority
-    selector: Selector = Prioritized(rng, spec.alpha, *own) if spec.alpha else Uniform(rng)
+    selector = _selector(config, spec, rng, n_choices, n_streams)
     replay = ReplayBuffer(storages, selector, readers, size, row_bytes)
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
+
+
+def _selector(
+    config: Stored, spec: ReplaySpec[Any], rng: np.random.Generator, n_choices: int, n_streams: int
+) -> Selector:
+    if config.selector and spec.alpha:
+        raise ConfigError(
+            f"algo.replay.selector={config.selector} and priorities both decide which rows are drawn; leave it out, or "
+            f"set algo.prioritized=false"
+        )
+    if config.selector:
+        return made_by(config.selector, "algo.replay.selector", Uniform, "rlframe.replay.Uniform", rng)
+    if spec.alpha:
+        return Prioritized(rng, spec.alpha, n_choices, n_streams, spec.unique, spec.initial_priority)
+    return Uniform(rng)
 
 
 def _observation_storage(config: Stored, space: Space, ring: Ring, memory: StorageMemory) -> Tree:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.errors import warn_once
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Array
 from rlframe.replay.arrays import StorageMemory, spans, write_rows
@@ -144,7 +144,11 @@ class Candidates:
 
     def contains(self, numbers: np.ndarray) -> np.ndarray:
         """Which of `numbers` [n] may be drawn: [n] bool."""
-        return (numbers >= self.lo) & (numbers < self.hi) & self.eligible[numbers % self.n_slots]
+        return (numbers >= self.lo) & (numbers < self.hi) & as_numpy(self.eligible[numbers % self.n_slots])
+
+    def own(self, numbers: np.ndarray) -> Array:
+        """Numbers where the candidates are."""
+        return self._memory.own(numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """The window; arrays are views."""
@@ -208,23 +212,40 @@ class Selector(ABC):
 
 
 class Uniform(Selector):
-    """Draws every candidate with the same probability; priorities are ignored."""
+    """Draws every candidate with the same probability; priorities are ignored. A subclass may `choose` otherwise."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
 
     def __repr__(self) -> str:
-        return "Uniform()"
+        return f"{type(self).__name__}()"
+
+    def choose(self, candidates: Candidates, n: int) -> Array:
+        """n numbers [n] int64 of a stream's rows, from `candidates.lo` to `hi` - 1 by age, oldest first.
+
+        All must be such that `candidates.contains` them: the newest rows, and those at which nobody acted, have no
+        next observation yet, or none at all.
+        """
+        return candidates.draw(self.rng, n)
 
     def update_candidates(self, stream: int, candidates: Candidates, removed: np.ndarray) -> None:
         pass
 
     def draw(self, streams: Sequence[Candidates], n: int) -> Drawn:
         if len(streams) == 1:
-            return [(0, streams[0].draw(self.rng, n))]
+            return [(0, self._chosen(streams[0], n))]
         counts = np.array([candidates.n for candidates in streams])
         shares = self.rng.multinomial(n, counts / counts.sum()).tolist()
-        return [(i, streams[i].draw(self.rng, share)) for i, share in enumerate(shares) if share]
+        return [(i, self._chosen(streams[i], share)) for i, share in enumerate(shares) if share]
+
+    def _chosen(self, candidates: Candidates, n: int) -> Array:
+        chosen = self.choose(candidates, n)
+        if type(self) is not Uniform:  # the user's own
+            numbers = np.asarray(chosen)
+            if numbers.shape != (n,) or numbers.dtype.kind not in "iu" or not candidates.contains(numbers).all():
+                raise ConfigError(f"{type(self).__name__}.choose must return {n} numbers that `candidates.contains`")
+            chosen = candidates.own(numbers.astype(np.int64))
+        return chosen
 
     def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         check_priority(priority)

@@ -4,13 +4,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import rlframe
 from rlframe import launch
 from rlframe.core.errors import ConfigError
+from rlframe.core.names import made_by
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.record.snapshot import load_snapshot
+from rlframe.replay import Uniform
+from rlframe.replay.arrays import HostMemory
+from rlframe.replay.select import Candidates
 from tests.blocks import saved_block
 from tests.runners.resumed import assert_resumed_exactly, words
 
@@ -47,6 +53,37 @@ def test_one_in_memory_learns_as_the_class_handed_over_does(mine: Path, tmp_path
     assert all((one[name] == other[name]).all() for name in one)
 
 
+@pytest.fixture
+def recent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tutorial's class that chooses rows."""
+    file = saved_block("recent", "tutorials/own_replay", tmp_path, monkeypatch)
+    more = "class Newest(Uniform):\n    def choose(self, candidates, n): return np.full(n, candidates.hi - 1)\n"
+    more += "class Few(Recent):\n    def choose(self, candidates, n): return super().choose(candidates, n - 1)\n"
+    file.write_text(file.read_text() + more)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["memory", "device"])
+def test_a_class_of_the_users_chooses_among_rlframes_rows(
+    kind: str, recent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = f"{RUN} algo.n_step=3 algo.replay.size=400 replay={kind} algo.replay.selector={recent}:Recent(half_life=10)"
+    run = " ".join({word.partition("=")[0]: word for word in run.split()}.values())
+    state = load_snapshot(assert_resumed_exactly(run, tmp_path, monkeypatch))[0]
+    assert state["algo"]["progress"]["updates"] >= 50
+
+
+def test_newer_rows_are_drawn_more_often(recent: Path) -> None:
+    memory = HostMemory(torch.device("cpu"))
+    candidates = Candidates(1000, memory)
+    candidates.advance(0, 1000, np.arange(1000) % 2 == 0)
+    made = made_by(f"{recent}:Recent(half_life=100)", "selector", Uniform, "Uniform", np.random.default_rng(0))
+    chosen = np.asarray(made.draw([candidates], 20_000)[0][1])
+    assert (chosen % 2 == 0).all()
+    counts = [np.count_nonzero((chosen >= lo) & (chosen < lo + 100)) for lo in (900, 800, 700)]
+    np.testing.assert_allclose(np.divide(counts[1:], counts[:-1]), 0.5, atol=0.05)
+
+
 WRONG = {
     "replay=mem": r"'mem' is not in rlframe.replay \(dataset, device, disk, memory, own, ray\); did you mean memory",
     "replay=FILE:np": "is not a class; give the class",
@@ -60,6 +97,10 @@ WRONG = {
     "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
     "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "replay=memory, device, disk or ray",
     "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of memory",
+    "algo.replay.selector=CHOOSER:Newest": "Newest.choose must return 8 numbers that `candidates.contains`",
+    "algo.replay.selector=CHOOSER:Few": "Few.choose must return 8 numbers that `candidates.contains`",
+    "algo.replay.selector=CHOOSER:np": "np .*Uniform",
+    "algo.replay.selector=CHOOSER:Recent algo.prioritized=true": "both decide which rows are drawn; leave it out, or",
     "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
     "algo=ppo replay=disk": "unknown key algo.replay; algo=ppo has no such part",
     "algo=r2d1 algo.learning_starts=10 model.memory=gru replay=FILE:Lax": "=true reads back the rows just stored",
@@ -69,7 +110,7 @@ WRONG = {
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("given", WRONG)
 def test_what_cannot_be_a_replay_is_refused(
-    given: str, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: str, mine: Path, recent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = "class Half:\n    append = sample = None\nclass Lax(UniformReplay):\n    def __init__(self, spec): ...\n"
     more += "class Counts(UniformReplay):\n    def n_rows(self): return self.n\n"
@@ -81,7 +122,8 @@ def test_what_cannot_be_a_replay_is_refused(
     case = [word for word in RUN.split() if word.partition("=")[0] not in own]
     if "algo" in own:
         case = [word for word in case if not word.startswith("algo.")]
-    assert launch.main(words(f"{' '.join(case)} {given.replace('FILE', str(mine))}", tmp_path / "runs")) != 0
+    given_files = given.replace("FILE", str(mine)).replace("CHOOSER", str(recent))
+    assert launch.main(words(f"{' '.join(case)} {given_files}", tmp_path / "runs")) != 0
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(WRONG[given], said), said
 
