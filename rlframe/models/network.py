@@ -119,12 +119,12 @@ class Norm(nn.Module):
         What depends on columns alone is held, so that a compiler does not compute it for each row.
         """
         x_2d = x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])
-        centre = x_2d[..., :1, :].detach()
-        rows = x_2d - centre
+        centre = x_2d[..., :1, :].detach().sum(-2)  # 0 of no rows
+        rows = x_2d - self._by_row(centre)
         sums = held_both_ways(torch.stack([rows.sum(-2), rows.square().sum(-2)]))
         offset, square = (sums / rows.shape[-2]).unbind()
         variance = (square - offset.square()).clamp(min=0)
-        found = (centre.squeeze(-2) + offset).detach(), variance.detach()
+        found = (centre + offset).detach(), variance.detach()
         gain, shift = self.weight, self.bias
         if self.kind == "renorm":
             r, d = self._correction(*found)

@@ -223,3 +223,11 @@ def test_inputs_far_from_0_are_normalised_from_the_first_batch(k: int) -> None:
     exact = x.double() - x.double().mean(-2, keepdim=True)
     expected = exact / (exact.square().mean(-2, keepdim=True) + BATCH_EPSILON).sqrt()
     torch.testing.assert_close(Norm("batch", 4, k)(x), expected.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_batch_of_no_rows_changes_no_statistics(k: int) -> None:
+    norm = Norm("batch", 4, k)
+    before = norm.mean.clone()
+    assert norm(torch.zeros(*([k] if k else []), 0, 4)).shape[-2:] == (0, 4)
+    assert torch.equal(norm.mean, before)
