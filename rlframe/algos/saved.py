@@ -111,7 +111,7 @@ def load_states(owner: Any, names: Sequence[str], states: Mapping[str, Any], dev
             continue
         part, state = _part(owner, name), states[name]
         if not _load(part, state, f"{type(owner).__name__}.{name}"):
-            setattr(owner, name, unpacked(state, device, f"{type(owner).__name__}.{name}"))
+            setattr(owner, name, _unpacked(state, device, f"{type(owner).__name__}.{name}"))
     return missing
 
 
@@ -133,24 +133,24 @@ def _state_of(part: Any, name: str) -> Any:
     if isinstance(part, torch.Generator):
         return part.get_state()
     _check_plain(part, f"{name}, which `saved` names,")
-    return packed(part)
+    return _packed(part)
 
 
-def packed(part: Any) -> Any:
+def _packed(part: Any) -> Any:
     """The same lists, tuples and dicts, where a dict with the name of its class stands for each Struct."""
     if isinstance(part, Struct):
-        return {_CLASS: qualified_name(type(part)), **{x.name: packed(getattr(part, x.name)) for x in fields(part)}}
-    return _branches(packed, part)
+        return {_CLASS: qualified_name(type(part)), **{x.name: _packed(getattr(part, x.name)) for x in fields(part)}}
+    return _branches(_packed, part)
 
 
-def unpacked(state: Any, device: torch.device, name: str) -> Any:
-    """The inverse of `packed`, with tensors on `device`. Raises ValueError if the class of a Struct is not there."""
+def _unpacked(state: Any, device: torch.device, name: str) -> Any:
+    """The inverse of `_packed`, with tensors on `device`. Raises ValueError if the class of a Struct is not there."""
     if isinstance(state, dict) and _CLASS in state:
         known = {qualified_name(cls): cls for cls in _below(Struct)}
         if (cls := state[_CLASS]) not in known:
             raise ValueError(f"{name} holds a Struct of the class {cls}, which is not there{nearest(cls, known)}")
-        return known[cls](**{key: unpacked(x, device, name) for key, x in state.items() if key != _CLASS})
-    return state.to(device) if isinstance(state, Tensor) else _branches(lambda x: unpacked(x, device, name), state)
+        return known[cls](**{key: _unpacked(x, device, name) for key, x in state.items() if key != _CLASS})
+    return state.to(device) if isinstance(state, Tensor) else _branches(lambda x: _unpacked(x, device, name), state)
 
 
 def _branches(f: Callable[[Any], Any], part: Any) -> Any:
@@ -218,11 +218,11 @@ def _parameters(optimizer: OptimizerStep | torch.optim.Optimizer) -> list[Tensor
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def tensors_in(part: Any) -> list[Tensor]:
+def _tensors(part: Any) -> list[Tensor]:
     """Those in which changes can be counted, of a tensor, a network, a Struct, or lists, tuples and dicts of these."""
     part = leaves(part) if isinstance(part, Struct) else part
     if isinstance(part, list | tuple | deque | dict):
-        return [x for each in (part.values() if isinstance(part, dict) else part) for x in tensors_in(each)]
+        return [x for each in (part.values() if isinstance(part, dict) else part) for x in _tensors(each)]
     found = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]
     return [x for x in found if isinstance(x, Tensor) and not x.is_inference()]  # such a one has no count
 
@@ -231,7 +231,7 @@ def _kept_places(owner: Any, saved: Sequence[str]) -> set[int]:
     """Where the tensors of the agent and of all that is saved lie, also those of a saved object's attributes."""
     parts = [getattr(owner, name, None) for name in ("agent", *saved)]
     parts += [x for part in parts for x in getattr(part, "__dict__", {}).values() if isinstance(x, nn.Module | Tensor)]
-    return {x.data_ptr() for part in parts for x in tensors_in(part)}
+    return {x.data_ptr() for part in parts for x in _tensors(part)}
 
 
 class UnsavedState:
@@ -254,7 +254,7 @@ class UnsavedState:
         kept = _kept_places(owner, saved)
         for name in sorted(vars(owner).keys() - {"agent", *saved}):
             x = vars(owner)[name]
-            own = [each for each in tensors_in(x) if each.data_ptr() not in kept]
+            own = [each for each in _tensors(x) if each.data_ptr() not in kept]
             now[name] = [(tuple(map(id, own)), sum(each._version for each in own))]
             if type(x) in (int, float) or isinstance(x, list | dict | deque):
                 now[name].append(((), x if isinstance(x, int | float) else len(x)))

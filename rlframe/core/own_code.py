@@ -219,6 +219,9 @@ class _Description:
             self.add(value.__wrapped__)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             self.texts += [str(value.dtype), str(value.shape), _sha(np.ascontiguousarray(value))]
+        elif (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):  # its pickle has an address
+            content = value.detach().cpu().flatten().view(torch.uint8).numpy()
+            self.texts += [str(value.dtype), str(tuple(value.shape)), _sha(np.ascontiguousarray(content))]
         elif type(value) is dict:
             self._add_all(part for item in value.items() for part in item)
         elif isinstance(value, set | frozenset):

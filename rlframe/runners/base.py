@@ -396,5 +396,5 @@ class Runner(ABC):
             raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
         current_run().truncate_after(self.step)
         self.evaluations.start_again(self.now, self.evaluate)
-        how = describe_resumed(reasons, self.learners.lost(), state["runner"].get("held", False))
+        how = describe_resumed(reasons, self.learners.lost(), self.callbacks.lost, bool(state["runner"].get("held")))
         _logger.info(f"resumed at {self.clock.value} {self.now:,}: {how}")

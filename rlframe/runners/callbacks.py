@@ -9,28 +9,26 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
+from numbers import Real
 from typing import Any, Protocol
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.saved import packed, tensors_in, unpacked
 from rlframe.core.config import nearest
 from rlframe.core.errors import PartError, describe, qualified_name, warn_once
 from rlframe.core.names import find_attribute, find_maker, made_by
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record import metrics
-from rlframe.record.codec import Arrays, encode
 from rlframe.record.metrics import check_own_name
 from rlframe.runners.learner import Learners
 from rlframe.samplers import Source
 
 _NAME = "rlframe.runners.Callback"
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
+
+_COLLECTIONS = (list, dict, set, deque)
 
 _logger = logging.getLogger("rlframe")
 
@@ -75,7 +73,6 @@ class Callback:
     """
 
     _runner: Training | None = None
-    _given: Mapping[str, Any] = MappingProxyType({})  # the contents of its attributes as a runner got it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raise TypeError for a method that is named like a hook and is none: it would never be called."""
@@ -154,22 +151,11 @@ class Callback:
         """Training ends: it is complete, was stopped, or failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to save in snapshots, so that a resumed run goes on exactly: arrays and plain values.
-
-        Unless this is overridden, the attributes that are such and have changed since the runner had the callback.
-        """
-        changed = {name: x for name, x in _contents(self).items() if x != self._given.get(name)}
-        for name in [name for name, x in changed.items() if isinstance(x, int)]:
-            warn_once(
-                f"callback {name_of(self)}: {name} begins anew when the run is resumed, as a snapshot cannot hold all "
-                f"that is in it; give the callback a state_dict and a load_state_dict"
-            )
-        return {name: packed(vars(self)[name]) for name, x in changed.items() if isinstance(x, tuple)}
+        """State to save in snapshots, so that a resumed run goes on exactly: arrays and plain values."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, by default attributes; called before `on_start`."""
-        for name, x in state.items():
-            setattr(self, name, unpacked(x, torch.device("cpu"), f"{name_of(self)}.{name}"))
+        """Restore a saved state; called before `on_start`."""
 
 
 class Callbacks:
@@ -177,10 +163,10 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.all = tuple(callbacks)
-        for each in self.all:
-            each._given = _contents(each)
         self.learner = ""  # that hooks are being called for; empty: the only one
         self.stop_reason = ""  # the first request to stop; empty: none
+        self.lost: list[str] = []  # what the callbacks of a loaded state had and did not save
+        self._numbers: list[dict[str, Any]] = []  # of each callback as training started
         self._by_hook = {
             hook: [each for each in self.all if getattr(type(each), hook) is not getattr(Callback, hook)]
             for hook in HOOKS
@@ -221,6 +207,7 @@ class Callbacks:
             for callback in self.all:
                 _call(callback, "on_start", runner)
                 started.append(callback)
+            self._numbers = [_numbers(callback) for callback in self.all]
             yield
         except BaseException:
             _warn(_ended(started))
@@ -230,7 +217,19 @@ class Callbacks:
             raise errors[0]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [{"name": name_of(callback), "state": _call(callback, "state_dict")} for callback in self.all]
+        """The states by name; warns of a callback without one in which something changes."""
+        found = []
+        for callback, before in zip(self.all, self._numbers or map(_numbers, self.all), strict=True):
+            state, changed = _call(callback, "state_dict"), list[str]()
+            if type(callback).state_dict is Callback.state_dict:
+                changed = [name for name, x in _numbers(callback).items() if before.get(name, x) != x]
+            if changed:
+                warn_once(
+                    f"callback {name_of(callback)} has no state_dict, and begins anew when the run is resumed: "
+                    f"{', '.join(changed)} changed"
+                )
+            found.append({"name": name_of(callback), "state": state, **({"unsaved": changed} if changed else {})})
+        return found
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Raises:
@@ -242,24 +241,16 @@ class Callbacks:
                 f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]; "
                 f"one of rlframe.train takes the same as callbacks=, and one that a script composed continues there"
             )
+        self.lost = [f"{each['name']}.{name}" for each in saved for name in each.get("unsaved", ())]
         for callback, each in zip(self.all, saved, strict=True):
             _call(callback, "load_state_dict", each["state"])
 
 
-def _contents(callback: Callback) -> dict[str, tuple[Any, ...] | int | None]:
-    """Those of the attributes of the user's own."""
-    return {name: _content(x) for name, x in vars(callback).items() if name not in vars(Callback)}
-
-
-def _content(x: Any) -> tuple[Any, ...] | int | None:
-    """What can be compared later: all that a snapshot can hold, the length of other collections, else nothing."""
-    arrays: Arrays = {}
-    try:
-        if all(each.is_cpu for each in tensors_in(x)):  # from others a snapshot would make those of the CPU
-            return encode(packed(x), arrays), *(np.asarray(each).tobytes() for each in arrays.values())
-    except (TypeError, RecursionError):
-        pass
-    return len(x) if isinstance(x, list | tuple | dict | set | deque) else None
+def _numbers(callback: Callback) -> dict[str, Any]:
+    """Its attributes that are numbers, and the lengths of its collections: what shows that it changes."""
+    found = list(vars(callback).items())
+    lengths = {name: len(x) for name, x in found if isinstance(x, _COLLECTIONS)}
+    return lengths | {name: x for name, x in found if isinstance(x, Real) and x == x}  # nan differs from itself
 
 
 def name_of(callback: Callback) -> str:

@@ -361,20 +361,22 @@ def describe_saved(step: int) -> str:
     return "snapshot written; resume= continues the run" if newest else "no snapshot written"
 
 
-def describe_resumed(reasons: Sequence[str], unsaved: Sequence[str] = (), held: bool = False) -> str:
+def describe_resumed(
+    reasons: Sequence[str], unsaved: Sequence[str] = (), of_callbacks: Sequence[str] = (), held: bool = False
+) -> str:
     """What the log says.
 
     Args:
         reasons: of each environment, why its episode starts anew, empty where it continues.
-        unsaved: state of algorithms that was not saved.
+        unsaved: state of algorithms that was not saved.    of_callbacks: and that of callbacks.
         held: whether an algorithm had a batch, after an error, from which it had not learned, or not to the end.
     """
     lost, anew = [reason for reason in reasons if reason], []
     if lost:
         why = "; ".join(dict.fromkeys(lost))
         anew.append(f"{len(lost)} of {len(reasons)} running episodes start anew ({why})")
-    if unsaved:
-        anew.append(f"{', '.join(unsaved)} begin anew, which the snapshot does not have")
+    if of_all := [*unsaved, *of_callbacks]:
+        anew.append(f"{', '.join(of_all)} begin anew, which the snapshot does not have")
     if held:
         anew.append("the batch that it held as an error came is lost")
     if not anew:

@@ -314,3 +314,17 @@ def test_objects_of_a_script_have_the_same_digests_in_each_process() -> None:
         subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=True) for _ in range(2)
     ]
     assert done[0].stdout.split() == done[1].stdout.split() == digests(NOTEBOOK)
+
+
+def test_the_digest_of_a_tensor_is_of_its_numbers() -> None:
+    def digest(*numbers: float, dtype: torch.dtype = torch.float32) -> str:
+        kept.append(layer := torch.nn.Linear(2, 1))  # so that no address is used again
+        layer.weight.data = torch.tensor([numbers], dtype=dtype)
+        layer.bias.data.zero_()
+        return object_digest(layer)
+
+    kept: list[torch.nn.Module] = []
+    assert digest(1, 2) == digest(1, 2)
+    assert len({digest(1, 2), digest(1, 3), digest(1, 2, dtype=torch.bfloat16)}) == 3
+    assert object_digest(torch.zeros(0)) == object_digest(torch.zeros(0))
+    assert object_digest(torch.zeros(())) == object_digest(torch.zeros(()))
