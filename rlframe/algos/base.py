@@ -162,7 +162,7 @@ class Algorithm(ABC):
         if is_own(self):
             self._unsaved_state().look(self, getattr(self, "saved", ()))
         elif self.config is not None:
-            vars(self)["_unread"] = chz.chz_fields(type(self.config)).keys() - {*vars(self), "learning_rate"}
+            vars(self)["_unread"] = chz.chz_fields(type(self.config)).keys() - {*vars(self), *dir(type(self))}
 
     def lost_state(self) -> list[str]:
         """What of its state the loaded snapshot lacks, as far as it is known."""

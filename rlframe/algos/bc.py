@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
+from rlframe.algos.checks import check_norms
 from rlframe.algos.imitation import Imitation, ImitationConfig
 from rlframe.algos.off_policy import replay_of
 from rlframe.core.config import choice, count
@@ -64,6 +65,8 @@ class BC(Imitation):
         Raises:
             ConfigError: loss=mse, and the policy is not one Gaussian.
         """
+        if agent.recurrent:
+            check_norms(agent)
         super().__init__(agent, replay, n_steps, c := config or Config())
         if c.loss == "mse" and not agent.distribution.has_log_std:
             raise ConfigError(

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlframe.agents import QAgent
+from rlframe.agents import Agent, QAgent
 from rlframe.algos.replay_ratio import ReplayRatio
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import is_own
 from rlframe.critics import Value
+from rlframe.models.network import OF_BATCH
 from rlframe.replay import Replay
 
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
@@ -53,6 +54,14 @@ def check_network(agent: QAgent, config: Any) -> None:
     own = agent.model.made_with()
     given = {name: getattr(config, name) for name in own}
     _check_same("agent", agent.kind.made_with() | own, kind.made_with() | given, "config.make_agent")
+
+
+def check_norms(agent: Agent, why: str = "counts rows of a batch in which nobody acted") -> None:
+    """Raise ConfigError if a network of the agent's config normalises over batches, which in learning does `why`."""
+    if model := agent.model_config:
+        for key, norm in {"model.norm": model.norm, "model.critic.norm": model.critic.norm}.items():
+            if norm in OF_BATCH:
+                raise ConfigError(f"{key}={norm} {why}; use layer or none")
 
 
 def _check_same(part: str, made: Mapping[str, Any], given: Mapping[str, Any], maker: str) -> None:

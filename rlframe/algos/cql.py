@@ -13,13 +13,13 @@ from typing import Any
 
 import chz
 import torch
-from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import ActorAgent
 from rlframe.algos import sac
 from rlframe.algos.actor_critics import Temperature
-from rlframe.algos.defaults import Defaults, default_model
+from rlframe.algos.checks import check_norms
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.sac import Continuous, Discrete, Losses, Pair, SoftValue
 from rlframe.core.config import count, option
 from rlframe.core.declared import idle_while, in_state
@@ -66,13 +66,6 @@ class Config(sac.Config):
                 f"algo.conservative_weight={self.conservative_weight} changes what is learned; leave out "
                 f"algo.learn_conservative_weight=true, or give the weight at first"
             )
-
-    def make_agent(
-        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
-    ) -> ActorAgent:
-        model = model or default_model(self, observation_space, action_space)
-        model.check_norm_of_rows("sets the gap between values that different rows have normalised")
-        return super().make_agent(observation_space, action_space, model, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> CQL:
         return CQL(*self.parts(agent, batch_spec, n_steps, seed))
@@ -156,6 +149,7 @@ class CQL(sac.SAC):
 
     def __init__(self, *parts: Any) -> None:
         """`parts`: those of SAC."""
+        check_norms(parts[0], "sets the gap between values that different rows have normalised")
         super().__init__(*parts)
         self.multiplier_optimizer = make_optimizer_step(
             self.multiplier.parameters(), self.schedules, "critic_learning_rate", decays=False

@@ -34,8 +34,6 @@ class ImitationConfig(FromReplayConfig):
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
         model = model or default_model(self, observation_space, action_space)
-        if model.memory != "none":
-            model.check_norm_of_rows()
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 

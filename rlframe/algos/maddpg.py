@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent
 from rlframe.algos import ddpg, fields
+from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.off_policy import joint_replay
 from rlframe.core.config import count, fraction, positive
@@ -71,7 +72,7 @@ class Config(ddpg.Config):
 
     def make_joint_critic(self, agent: ActorAgent, n_agents: int, seed: int = 0) -> Critic:
         """Of what all agents observe and do; `seed`, the run's root seed, decides the initial weights."""
-        agent.model_config.check_norm_of_rows("counts agents that are absent")
+        check_norms(agent, "counts agents that are absent")
         value, view = self.kind(), CentralView(agent.observation_space, agent.action_space, n_agents)
         actions = side_by_side(agent.action_space, n_agents)
         with initial_weights(seed_int(seed, Role.CRITIC)):

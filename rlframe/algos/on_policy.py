@@ -18,6 +18,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent, QAgent, make_policy_agent
 from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics, observed
+from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, curve, scheduled
@@ -27,6 +28,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.kernels.transfer import to_device
 from rlframe.models import ModelConfig
+from rlframe.models.network import OF_BATCH
 from rlframe.ops.policy_gradient import explained_variance, masked_normalize, mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.updates.compiled import looks_of, updates_of
@@ -55,10 +57,11 @@ class OnPolicyConfig:
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> PolicyAgent:
         model = model or default_model(self, observation_space, action_space)
-        model.check_norm_of_rows(
-            "gives the policy other action probabilities when it learns than when it acts, and counts rows in which "
-            "nobody acted"
-        )
+        if model.norm in OF_BATCH:
+            raise ConfigError(
+                f"model.norm={model.norm} gives the policy other action probabilities when it learns than when it "
+                f"acts; use layer or none"
+            )
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 
@@ -73,6 +76,7 @@ class OnPolicy(Algorithm):
 
     def __init__(self, agent: PolicyAgent | QAgent, n_steps: int, config: Any) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
+        check_norms(agent)
         self.agent, self.config, self.progress = agent, config, Progress()
         self.samples: list[Samples] = []  # at most one: the batch to learn from
         self.schedules = Schedules(config, n_steps, self.progress, next(agent.parameters()).device)

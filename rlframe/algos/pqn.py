@@ -73,7 +73,6 @@ class Config:
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
     ) -> QAgent:
         model = model or default_model(self, observation_space, action_space)
-        model.check_norm_of_rows()
         check_not_privileged(observation_space)
         given = observation_space, action_space, model, ExpectedValue(), self.explore, seed
         return make_q_agent(*given, make_network=self.make_q_network)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics
+from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     FromReplayConfig,
@@ -86,7 +87,6 @@ class Config(FromReplayConfig):
     ) -> QAgent:
         model = model or default_model(self, observation_space, action_space)
         check_feedforward(model, "qmix", "ppo")
-        model.check_norm_of_rows("counts agents that are absent")
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
@@ -165,6 +165,7 @@ class QMIX(QLearning):
         seed: int = 0,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
+        check_norms(agent, "counts agents that are absent")
         super().__init__(agent, replay, exploration, n_steps, config or Config(), seed)
         self.mixer = mixer.to(self.device)
         self.networks = nn.ModuleList([agent.model, mixer])

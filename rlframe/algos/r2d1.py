@@ -24,6 +24,7 @@ from torch import Tensor
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import fields
 from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     FromReplayConfig,
@@ -123,7 +124,6 @@ class Config(FromReplayConfig):
         model = model or default_model(self, observation_space, action_space)
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
-        model.check_norm_of_rows()
         check_not_privileged(observation_space)
         return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 
@@ -155,6 +155,7 @@ class R2D1(QLearning):
         """Raises:
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
+        check_norms(agent)
         super().__init__(agent, replay, exploration, n_steps, c := config or Config(), seed)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.beta = self.schedules.of("beta")

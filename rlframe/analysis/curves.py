@@ -24,7 +24,7 @@ N_STEPS = "runner.n_steps"  # which may become larger when a run or a study is c
 ALIKE = ("threads", "compile", "stop", "runner.max_time_s")  # how numbers are rounded, and when a run stops early
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_GRID = 200
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 # Keys that may differ between the seeds of one experiment: every sampler returns the same samples.
 _SAME_RESULT = re.compile(
     r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|sync|eval\.n_workers|log_level|loggers"
@@ -171,7 +171,7 @@ def find_runs(directory: Path) -> list[Path]:
         found += [path for path in linked if (path / "progress.csv").is_file()]
     if not found:
         raise PlotError(f"{directory} contains no run: there is no progress.csv in it or below")
-    return sorted(found, key=lambda path: list(map(_numbers_in, path.parts)))
+    return sorted(found, key=lambda path: (list(map(_numbers_in, path.parts)), path))
 
 
 def _numbers_in(name: str) -> list[str | float]:

@@ -19,7 +19,7 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.models.convolutions import spectral_vectors
 from rlframe.models.initial import INITS
-from rlframe.models.network import NORMS, OF_BATCH, LayerOptions, batch_statistics
+from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
@@ -268,12 +268,6 @@ class ModelConfig:
         """Raise ConfigError if networks of critics have something of their own, where there are none."""
         if self.critic != CriticConfig():
             raise ConfigError(f"model.critic is for separate networks of critics or values, but {why}; leave it out")
-
-    def check_norm_of_rows(self, why: str = "counts rows of a batch in which nobody acted") -> None:
-        """Raise ConfigError if a network normalises over the batch, which does what `why` says."""
-        for key, norm in {"model.norm": self.norm, "model.critic.norm": self.critic.norm}.items():
-            if norm in OF_BATCH:
-                raise ConfigError(f"{key}={norm} {why}; use layer or none")
 
     def _check_blocks(self) -> None:
         """Raise ConfigError if residual blocks do not fit the layers that they replace."""

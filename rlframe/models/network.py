@@ -114,8 +114,8 @@ class Norm(nn.Module):
     def _of_batch(self, x: Tensor, learns: bool) -> Tensor:
         """Normalised by the statistics of the batch, which one pass over x gives and another one uses.
 
-        Var x = E[(x - c)²] - (E[x] - c)² loses few digits where c is near (Chan et al. 1983), and c is one of the n
-        rows here, so that (E[x] - c)² <= n Var x.
+        Var x = E[(x - c)²] - (E[x] - c)² loses few digits where c is near (Chan et al. 1983). Here c is one of the n
+        rows, so that (E[x] - c)² <= n Var x, and rounding is at most n times as large.
         What depends on columns alone is held, so that a compiler does not compute it for each row.
         """
         x_2d = x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])

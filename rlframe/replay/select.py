@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.errors import ConfigError, naming, warn_once
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Array
 from rlframe.replay.arrays import StorageMemory, spans, write_rows
@@ -239,13 +239,17 @@ class Uniform(Selector):
         return [(i, self._chosen(streams[i], share)) for i, share in enumerate(shares) if share]
 
     def _chosen(self, candidates: Candidates, n: int) -> Array:
-        chosen = self.choose(candidates, n)
-        if type(self) is not Uniform:  # the user's own
-            numbers = np.asarray(chosen)
-            if numbers.shape != (n,) or numbers.dtype.kind not in "iu" or not candidates.contains(numbers).all():
-                raise ConfigError(f"{type(self).__name__}.choose must return {n} numbers that `candidates.contains`")
-            chosen = candidates.own(numbers.astype(np.int64))
-        return chosen
+        if type(self) is Uniform:
+            return self.choose(candidates, n)
+        name = type(self).__name__
+        with naming(f"algo.replay.selector: {name}.choose failed"):
+            numbers = np.asarray(as_numpy(self.choose(candidates, n)))
+        if numbers.shape != (n,) or numbers.dtype.kind not in "iu":
+            raise ConfigError(f"{name}.choose must return {n} integers, and gives {numbers.dtype}{list(numbers.shape)}")
+        numbers = numbers.astype(np.int64)
+        if wrong := numbers[~candidates.contains(numbers)].tolist():
+            raise ConfigError(f"{name}.choose returns {wrong[0]}, which is none that `candidates.contains`")
+        return candidates.own(numbers)
 
     def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         check_priority(priority)

@@ -69,6 +69,7 @@ class Learner:
         classes = type(self.algo).__mro__
         own = {name for cls in classes if is_own(cls) for name, x in vars(cls).items() if inspect.isfunction(x)}
         theirs = {name for cls in classes if not is_own(cls) for name in vars(cls) if not name.startswith("__")}
+        theirs -= Algorithm.__abstractmethods__
         which = f", which overrides {', '.join(sorted(own & theirs))}," if own & theirs else ""
         return f"algorithm {qualified_name(type(self.algo))}{which}"
 

@@ -50,7 +50,7 @@ class StudyOverview:
     population_metric: str = ""  # of a population, whose runs are planned with their settings of now
 
     def __repr__(self) -> str:
-        return f"study {self.directory}: {self.describe(self.rows())} (.runs and .curves() have its numbers)"
+        return f"study {self.directory}; .runs and .curves() have its numbers\n{self.describe(self.rows())}"
 
     @property
     def runs(self) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ def ppo(n_steps: int = 1000, **config: Any) -> tuple[PPO, Samples]:
 @pytest.mark.parametrize(
     ("algo", "memory", "why"),
     [
-        (ppo_module, "none", "gives the policy other action probabilities when it learns"),
+        (ppo_module, "none", "counts rows of a batch in which nobody acted"),
         (pqn, "none", "counts rows of a batch in which nobody acted"),
         (r2d1, "lstm", "counts rows of a batch in which nobody acted"),
         (bc, "lstm", "counts rows of a batch in which nobody acted"),
@@ -143,13 +143,16 @@ def test_normalisation_by_rows_that_do_not_count_is_refused(algo: Any, memory: s
     action_space = spaces.Box(-1, 1, (2,)) if algo is maddpg else spaces.Discrete(2)
     config = algo.Config()
 
-    def make(model: ModelConfig) -> None:
-        agent = config.make_agent(spaces.Discrete(3), action_space, model)
-        config.make_joint(agent, 2, BatchSpec(5, 1), 99)
+    own = {"critic": CriticConfig(norm=norm)} if algo in (ppo_module, cql) else {"norm": norm}
+    agent = config.make_agent(spaces.Discrete(3), action_space, ModelConfig(memory=memory, **own))
+    make = getattr(config, "make_joint", None) or (lambda agent, n, *rest: config.make_algorithm(agent, *rest))
+    with pytest.raises(ConfigError, match=rf"^model.(critic.)?norm={norm} {why}; use layer or none"):
+        make(agent, 2, BatchSpec(32, 1), 10_000)
 
-    for key, given in {"norm": {"norm": norm}, "critic.norm": {"critic": CriticConfig(norm=norm)}}.items():
-        with pytest.raises(ConfigError, match=rf"^model.{key}={norm} {why}.*; use layer or none"):
-            make(ModelConfig(memory=memory, **given))
+
+def test_a_policy_with_other_probabilities_in_learning_than_in_acting_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.norm=batch gives the policy other action prob.*; use layer or none"):
+        PPOConfig().make_agent(spaces.Discrete(3), spaces.Discrete(2), ModelConfig(norm="batch"))
 
 
 def test_ppo_makes_epochs_times_minibatches_updates() -> None:

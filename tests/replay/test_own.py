@@ -59,6 +59,7 @@ def recent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = saved_block("recent", "tutorials/own_replay", tmp_path, monkeypatch)
     more = "class Newest(Uniform):\n    def choose(self, candidates, n): return np.full(n, candidates.hi - 1)\n"
     more += "class Few(Recent):\n    def choose(self, candidates, n): return super().choose(candidates, n - 1)\n"
+    more += "class Bad(Uniform):\n    def choose(self, candidates, n): return n / 0\n"
     file.write_text(file.read_text() + more)
     return file
 
@@ -97,8 +98,9 @@ WRONG = {
     "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
     "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "replay=memory, device, disk or ray",
     "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of memory",
-    "algo.replay.selector=CHOOSER:Newest": "Newest.choose must return 8 numbers that `candidates.contains`",
-    "algo.replay.selector=CHOOSER:Few": "Few.choose must return 8 numbers that `candidates.contains`",
+    "algo.replay.selector=CHOOSER:Newest": r"Newest.choose returns \d+, which is none that `candidates.contains`",
+    "algo.replay.selector=CHOOSER:Few": r"Few.choose must return 8 integers, and gives int64\[7\]",
+    "algo.replay.selector=CHOOSER:Bad": r"Bad.choose failed: ZeroDivisionError: division by zero$",
     "algo.replay.selector=CHOOSER:np": "np .*Uniform",
     "algo.replay.selector=CHOOSER:Recent algo.prioritized=true": "both decide which rows are drawn; leave it out, or",
     "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
