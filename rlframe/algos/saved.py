@@ -72,14 +72,14 @@ def _check_part(part: Any, named: str) -> None:
 
 def _check_plain(part: Any, name: str, verb: str = "is") -> None:
     inside = [getattr(part, x.name) for x in fields(part)] if isinstance(part, Struct) else part
-    inside = list(inside.values()) if isinstance(inside, dict) else inside
+    inside = list(inside.values()) if type(inside) is dict else inside
     if type(inside) in (list, tuple):
         for x in inside:
             _check_plain(x, name, "holds")
     elif isinstance(part, np.ndarray | np.generic):
         if part.dtype.kind not in "biufc":
             raise ConfigError(f"{name} {verb} an array of {part.dtype}; use numbers or bools")
-    elif not isinstance(part, Tensor | int | float | str | None):
+    elif not (isinstance(part, Tensor | None) or type(part) in (bool, int, float, str)):  # no Enum: it would be an int
         raise ConfigError(
             f"{name} {verb} a {type(part).__name__}; it may be a tensor, an array, a number, a Struct, a list or dict "
             f"of these, or itself a generator or have a state_dict"

@@ -122,7 +122,7 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(results: lis
     assert of_ranks[0]["skipped"] == of_ranks[1]["skipped"] >= 1
     assert of_ranks[0]["kept"] == of_ranks[1]["kept"]
     assert name == "sac" or all(of_ranks[0]["kept"]), "SAC's actor learns from the critics as they were"
-    spread = "advantage" if name == "ppo" else "no value of the batch"  # which PPO normalises over all ranks
+    spread = "advantage" if name == "ppo" else "none of the batch's values"  # which PPO normalises over all ranks
     assert f"NaN or Inf in {spread}" in of_ranks[0]["told"]
     assert "reward" in of_ranks[1]["told"] or "return_" in of_ranks[1]["told"]
 

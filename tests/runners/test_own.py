@@ -2,7 +2,9 @@
 
 import json
 import threading
+from collections import Counter
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -104,6 +106,8 @@ class Mine(Frozen):
         ({"mine": threading.Lock()}, "Mine.mine, which `saved` names, is a lock; it may be a tensor, an array"),
         ({"mine": {"a": [torch.Generator()]}}, "Mine.mine, which `saved` names, holds a Generator; it may be"),
         ({"mine": [np.array([None])]}, "Mine.mine, which `saved` names, holds an array of object; use numbers"),
+        ({"mine": Counter("ab")}, "Mine.mine, which `saved` names, is a Counter; it may be"),
+        ({"mine": [IntEnum("Phase", ["MAIN"])(1)]}, "Mine.mine, which `saved` names, holds a Phase; it may be"),
         ({"mine": NamedTuple("Pair", [("x", int)])(1)}, "Mine.mine, which `saved` names, is a Pair; it may be"),
     ],
 )
