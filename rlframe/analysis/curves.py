@@ -270,7 +270,8 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     keys = dict.fromkeys(key for config in whole for key in config if not _SAME_RESULT.fullmatch(key))
     texts = {key: [json.dumps(config.get(key)).strip('"') for config in whole] for key in keys}
     texts["params.json"] = ["whole" if config else "unreadable" for config in configs]
-    return {key: values for key, values in texts.items() if len(set(values)) > 1}
+    found = {key: values for key, values in texts.items() if len(set(values)) > 1}
+    return {key: values for key, values in found.items() if {*values} != {"null", ""}}  # a newer key that is not used
 
 
 def choose_x(experiments: Sequence[SeedGroup]) -> str:
