@@ -202,7 +202,7 @@ class Callbacks:
         """
         self.stop_reason, started = "", []
         for callback in self.all:
-            callback._runner = runner
+            object.__setattr__(callback, "_runner", runner)  # also of a frozen dataclass
         try:
             for callback in self.all:
                 _call(callback, "on_start", runner)

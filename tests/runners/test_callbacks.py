@@ -7,8 +7,9 @@ import math
 import re
 import sys
 from collections import Counter as Counts
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,19 @@ def test_a_run_that_has_snapshots_is_not_begun_anew(tmp_path: Path) -> None:
 def test_several_callbacks_are_named_in_one_list() -> None:
     assert [type(each) for each in load_callbacks([f"{HERE}:Counter", f"{HERE}:Recorder"])] == [Counter, Recorder]
     assert load_callbacks([]) == []
+
+
+@dataclass(frozen=True)
+class Every(Callback):
+    n: int = 5
+
+    def on_log(self, row: Mapping[str, float]) -> None:
+        self.log("mine/n", self.n)
+
+
+def test_a_callback_may_be_a_frozen_dataclass() -> None:
+    with made("minibatch_rl", False, [Every(7)]) as runner:
+        assert runner.train()["mine/n"] == 7
 
 
 class Tally(Callback):
