@@ -38,10 +38,11 @@ def words_of(variant: dict[str, Any], folder: Path, command: list[str] = PRINTS)
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The module that is run as a script, with a class of its own."""
     main = ModuleType("__main__")
-    main.__file__ = "/elsewhere/script.py"
+    main.__file__ = str(tmp_path / "script.py")
+    Path(main.__file__).touch()
     main.Own = type("Own", (Walk,), {"__module__": "__main__", "__qualname__": "Own"})
     monkeypatch.setitem(sys.modules, "__main__", main)
     return main
@@ -66,7 +67,7 @@ def test_a_config_gives_the_words_of_its_keys(tmp_path: Path) -> None:
 
 
 def test_a_class_of_a_script_is_named_by_its_file(tmp_path: Path, script: ModuleType) -> None:
-    assert words_of({"env": script.Own}, tmp_path / "other")["env"] == "/elsewhere/script.py:Own"
+    assert words_of({"env": script.Own}, tmp_path / "other")["env"] == f"{script.__file__}:Own"
     assert words_of({"env": script.Own}, tmp_path / "same", [*PRINTS, script.__file__])["env"] == "__main__:Own"
 
 
