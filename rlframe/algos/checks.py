@@ -1,4 +1,4 @@
-"""What algorithms with replay refuse before they begin: parts that do not fit, and runs without an update."""
+"""What algorithms refuse before they begin: parts that do not fit, and runs without an update."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Callbacks:
         self.learner = ""  # that hooks are being called for; empty: the only one
         self.stop_reason = ""  # the first request to stop; empty: none
         self.lost: list[str] = []  # what the callbacks of a loaded state had and did not save
-        self._numbers: list[dict[str, Any]] = []  # of each callback as training started
+        self._at_start: list[dict[str, Any]] = []  # the numbers of each callback as training began
         self._by_hook = {
             hook: [each for each in self.all if getattr(type(each), hook) is not getattr(Callback, hook)]
             for hook in HOOKS
@@ -207,7 +207,7 @@ class Callbacks:
             for callback in self.all:
                 _call(callback, "on_start", runner)
                 started.append(callback)
-            self._numbers = [_numbers(callback) for callback in self.all]
+            self._at_start = [_numbers(callback) for callback in self.all]
             yield
         except BaseException:
             _warn(_ended(started))
@@ -219,16 +219,15 @@ class Callbacks:
     def state_dict(self) -> list[dict[str, Any]]:
         """The states by name; warns of a callback without one in which something changes."""
         found = []
-        for callback, before in zip(self.all, self._numbers or map(_numbers, self.all), strict=True):
-            state, changed = _call(callback, "state_dict"), list[str]()
-            if type(callback).state_dict is Callback.state_dict:
-                changed = [name for name, x in _numbers(callback).items() if before.get(name, x) != x]
-            if changed:
+        for callback, before in zip(self.all, self._at_start or map(_numbers, self.all), strict=True):
+            entry = {"name": name_of(callback), "state": _call(callback, "state_dict")}
+            if unsaved := _unsaved(callback, before):
                 warn_once(
-                    f"callback {name_of(callback)} has no state_dict, and begins anew when the run is resumed: "
-                    f"{', '.join(changed)} changed"
+                    f"callback {entry['name']} has no state_dict, and begins anew when the run is resumed: "
+                    f"{', '.join(unsaved)} changed"
                 )
-            found.append({"name": name_of(callback), "state": state, **({"unsaved": changed} if changed else {})})
+                entry["unsaved"] = unsaved
+            found.append(entry)
         return found
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -244,6 +243,13 @@ class Callbacks:
         self.lost = [f"{each['name']}.{name}" for each in saved for name in each.get("unsaved", ())]
         for callback, each in zip(self.all, saved, strict=True):
             _call(callback, "load_state_dict", each["state"])
+
+
+def _unsaved(callback: Callback, before: Mapping[str, Any]) -> list[str]:
+    """What has changed in a callback without a state_dict since it had these numbers."""
+    if type(callback).state_dict is not Callback.state_dict:
+        return []
+    return [name for name, x in _numbers(callback).items() if before.get(name, x) != x]
 
 
 def _numbers(callback: Callback) -> dict[str, Any]:

@@ -107,7 +107,6 @@ from rlframe.algos.off_policy import FromReplay, FromReplayConfig, replay_of
 from rlframe.core.seeding import Role, seed_int
 from rlframe.models.network import initial_weights
 from rlframe.replay import NStep
-from rlframe.runners import Learner
 from rlframe.updates.optimizer_step import make_optimizer_step
 
 class QLearning(FromReplay):

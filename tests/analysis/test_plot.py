@@ -106,6 +106,13 @@ def test_runs_that_a_folder_links_to_are_found_in_it(study: Path, tmp_path: Path
     assert [path.resolve() for path in find_runs(links)] == runs
 
 
+def test_runs_are_ordered_by_the_numbers_in_their_names(tmp_path: Path) -> None:
+    names = ["lr_1e-4", "lr_0.05/run_2", "lr_0.05/run_10", "lr_0.5", "lr_1e+1"]
+    for name in reversed(names):
+        write_run(tmp_path / name, [1.0])
+    assert [str(run.relative_to(tmp_path)) for run in find_runs(tmp_path)] == names
+
+
 def test_runs_of_different_configs_in_one_directory_are_never_averaged(tmp_path: Path) -> None:
     for run_id, rate in enumerate((0.1, 0.1, 0.01)):
         newer = {"algo.replay.selector": ""} if run_id == 1 else {}  # a key that older code did not have, not used

@@ -41,6 +41,7 @@ def test_a_replay_of_40_lines_is_named_by_key_and_resumed_exactly(
     state = load_snapshot(run)[0]["algo"]
     assert state["replay"]["n"] >= 240, "each transition was stored"
     assert state["progress"]["updates"] >= 50
+    assert f"replay: {mine.stem}:UniformReplay" in (run / "debug.log").read_text(), "of a class without __str__"
 
 
 def test_one_in_memory_learns_as_the_class_handed_over_does(mine: Path, tmp_path: Path) -> None:

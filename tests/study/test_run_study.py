@@ -97,6 +97,7 @@ def test_variants_are_trained_scored_and_continued(tmp_path: Path, capfd: pytest
     ]
     assert all(row["score"] > 0 for row in study.runs if row["algo"] == "a2c")
     assert set(study.curves()["run"]) == {row["run"] for row in study.runs}
+    assert f"study {tmp_path}; .runs and .curves() have its numbers\n4 of 4 runs done" in repr(study)
     again = rlframe.run_study(variants, seeds=range(3), log_dir=tmp_path, **SHORT)
     assert [row["score"] for row in again.runs if row["seed"] < 2] == [row["score"] for row in study.runs]
     assert "4 already done" in capfd.readouterr().out
