@@ -18,7 +18,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.saved import check_attributes
-from rlframe.core.errors import ConfigError, ReadableError, naming, qualified_name
+from rlframe.core.errors import ConfigError, ReadableError, naming, pluralize, qualified_name, shortened
 from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.objects import is_own
 from rlframe.core.types import Samples
@@ -117,11 +117,29 @@ class Learner:
         before = progress.updates
         with naming(f"{self._own_algorithm} failed in update") if self._own_algorithm else nullcontext():
             metrics = self.algo.update()
+        if progress.unreached:
+            self._tell_unreached(progress.unreached)
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"{algo}.update returned {type(metrics).__name__}; return metrics by name, {{}} for none")
         if progress.updates == before and self.algo.n_rows() and self.algo.updates_due():
             raise ConfigError(f"{algo}.update counted no update, so it stays due; add: self.progress.updates += 1")
         return metrics
+
+    def _tell_unreached(self, unreached: list[torch.Tensor]) -> None:
+        """Warn of parameters of the user's networks that the first loss does not depend on; all are then forgotten."""
+        own = [
+            (name, x)
+            for name, x in self.agent.named_modules()
+            if is_own(x) and not type(x).__module__.startswith("torch.")
+        ]
+        names = {id(p): f"{module}.{name}" for module, x in own if module for name, p in x.named_parameters()}
+        if told := [names[id(x)] for x in unreached if id(x) in names]:
+            _logger.warning(
+                "the first update%s gave %s no gradient: %s. Unless a later loss uses them, they do not learn: "
+                "something detaches them, or they can be left out or frozen with requires_grad_(False)",
+                self.of, pluralize(len(told), "parameter"), shortened(", ".join(told)),
+            )  # fmt: skip
+        unreached.clear()
 
     def check_batch(self, samples: Samples) -> None:
         """Raise ConfigError if a sampler has not counted the env steps of its batch, which would never end."""

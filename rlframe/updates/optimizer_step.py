@@ -87,6 +87,7 @@ class OptimizerStep:
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
         self._fetched = Fetched(self._numbers)
         self._pending: list[_Pending] = []  # at most one
+        self._is_first = True
         self._kept_rate = ""  # in place of the config's, as text; empty: that of the config
 
     def minimize(
@@ -119,6 +120,9 @@ class OptimizerStep:
 
     @torch.no_grad()
     def _apply(self, loss: Tensor, batch: Tree, valid: Tensor | None, unless: Tensor | None) -> Tensor:
+        if self._is_first:
+            self._is_first = False
+            self.progress.unreached += [p for p in self.parameters if p.requires_grad and p.grad is None]
         loss = self._average(loss, valid)
         waits = self.waits and not self.is_captured
         norm = self._step(loss, batch) if waits else self._launch(loss, batch, unless)

@@ -38,6 +38,7 @@ class Progress:
     scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns; or updates
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
     learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # all optimized parameters
+    unreached: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by the first loss, to be told
     rates: list[str] = field(default_factory=list, repr=False, compare=False)  # the key of the learning rate of each
     skipped: int = 0  # gradient steps that were not finite
     skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # for the runner

@@ -1,12 +1,14 @@
 """The algorithm with replay of the tutorial: it learns, is resumed exactly, and mistakes in it are one line each."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import chz
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 import rlframe
@@ -56,6 +58,22 @@ MISTAKES = {  # what stands in the file, what is written for it, and what is sai
 }
 
 
+class Learning(nn.Module):
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.linear = nn.Linear(space.shape[0], 4)
+        self.out_size = 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.linear(x)
+        return features
+
+
+class Detached(Learning):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
 @pytest.fixture
 def awac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the tutorial, under a name of its own for each test."""
@@ -81,6 +99,26 @@ def test_a_mistake_in_an_own_algorithm_is_one_line(
     said = capsys.readouterr().err
     found = [part in said for part in says.split(" ... ")]
     assert (code != 0, all(found), "Traceback" in said) == (True, True, False), said
+
+
+def test_an_own_encoder_that_learns_nothing_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rlframe"), "propagate", True)
+    sizes = {
+        "runner.n_steps": 128,
+        "sampler.batch_T": 32,
+        "sampler.batch_B": 2,
+        "eval.n_episodes": 1,
+        "log_dir": tmp_path,
+    }
+    for run_ID, encoder in enumerate((Detached, Learning)):
+        rlframe.train(
+            env="CartPole-v1", algo="ppo", sampler="serial", run_ID=run_ID, model={"encoder": encoder}, **sizes
+        )
+        told = [text for text in caplog.messages if "no gradient" in text]
+        assert len(told) == 1, told
+        assert "gave 4 parameters no gradient: model.actor.encoder.module.linear.weight, " in told[0]
 
 
 def test_a_key_of_an_own_algorithm_is_named_as_it_is_given(
