@@ -1,6 +1,7 @@
 """Parsing of key=value arguments, and the exit status and error output shared by all commands."""
 
 import errno
+import io
 import math
 import os
 import re
@@ -149,6 +150,9 @@ def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: st
 
     A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL and _is_main_thread():  # set by a command for its imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     show_traceback, words = False, [word for word in argv if not word.startswith("traceback=")]

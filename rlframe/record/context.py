@@ -125,7 +125,9 @@ def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         check_directory(directory)
     except OSError as error:
-        raise ConfigError(f"cannot create {directory}: {error.strerror}; use another log_dir") from error
+        broken = next((p for p in (directory, *directory.parents) if p.is_symlink() and not p.exists()), None)
+        why = f"{broken} links to {broken.readlink()}, which does not exist" if broken else error.strerror
+        raise ConfigError(f"cannot create {directory}: {why}; use another log_dir") from error
     return directory
 
 

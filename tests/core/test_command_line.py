@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import sys
 from typing import Any
 
 import pytest
@@ -50,6 +52,13 @@ def test_any_other_error_keeps_its_traceback() -> None:
 
     with pytest.raises(OSError, match="Input/output error"):
         run_command(body, [])
+
+
+def test_a_name_that_the_terminal_cannot_show_is_printed_with_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    assert run_command(lambda words: print(*words) or 0, ["log_dir=\u00fc"]) == 0
+    assert written.getvalue() == b"log_dir=\\xfc\n"
 
 
 def test_a_value_that_begins_with_the_home_directory_is_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

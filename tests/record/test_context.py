@@ -203,6 +203,13 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_a_directory_that_is_a_link_to_nothing_is_named_with_its_target(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    said = r"link links to .*/gone, which does not exist; use"
+    with pytest.raises(ConfigError, match=said), logger_context(tmp_path / "link"):
+        pass
+
+
 def test_a_config_that_json_cannot_hold_is_refused_by_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^f=.* cannot be written"), logger_context(tmp_path, config={"f": print}):
         pass
