@@ -13,8 +13,8 @@ from rlframe.agents import ActorAgent
 from rlframe.algos.off_policy import OffPolicy, OffPolicyConfig, n_step_replay
 from rlframe.algos.running_deviation import ScaledReturns
 from rlframe.core.config import AUTO, choice, count, count_or_auto, option, positive
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples

@@ -22,8 +22,8 @@ from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.sac import Continuous, Discrete, Losses, Pair, SoftValue
 from rlframe.core.config import count, option
-from rlframe.core.declared import idle_while, in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while, in_state
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK, allowed
 from rlframe.core.struct import Tree, map_tree

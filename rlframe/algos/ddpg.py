@@ -32,7 +32,7 @@ from rlframe.algos.off_policy import (
 from rlframe.algos.prioritized import PRIORITIES, check_priorities, initial_priority
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction, option, positive
-from rlframe.core.declared import idle_while
+from rlframe.core.field_effects import idle_while
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree

@@ -35,8 +35,8 @@ from rlframe.algos.off_policy import (
 )
 from rlframe.algos.prioritized import PRIORITIES, check_priorities, initial_priority
 from rlframe.core.config import choice, count, fraction, number, option, positive
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.critics import ImplicitValue, Value

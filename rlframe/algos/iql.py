@@ -24,8 +24,8 @@ from rlframe.algos.imitation import ImitationConfig
 from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec

@@ -22,7 +22,7 @@ from rlframe.algos.defaults import default_model
 from rlframe.algos.imitation import Imitation, ImitationConfig
 from rlframe.algos.off_policy import check_feedforward, replay_of
 from rlframe.core.config import fraction
-from rlframe.core.declared import idle_while, in_state
+from rlframe.core.field_effects import idle_while, in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig

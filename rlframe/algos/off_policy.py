@@ -18,8 +18,8 @@ from rlframe.algos.defaults import Defaults
 from rlframe.algos.replay_ratio import ReplayRatio
 from rlframe.algos.targets import TargetMoves, copy_into, copy_statistics
 from rlframe.core.config import choice, count, fraction_or_auto, number, positive
-from rlframe.core.declared import idle_while, in_state
 from rlframe.core.errors import ConfigError, qualified_name
+from rlframe.core.field_effects import idle_while, in_state
 from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int

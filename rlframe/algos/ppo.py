@@ -20,7 +20,7 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import Batch, OnPolicyConfig, OnPolicyEpochs, make_batch, values
 from rlframe.core.config import count, option
-from rlframe.core.declared import idle_while
+from rlframe.core.field_effects import idle_while
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples

@@ -7,8 +7,8 @@ from typing import Any
 import chz
 
 from rlframe.core.config import key_of, plain_value
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import in_state
 from rlframe.replay.select import MAX_PRIORITY
 
 # For IN_STATE: what is stored of priorities is p^α, and `unique` makes the replay for batches of one size

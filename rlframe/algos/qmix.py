@@ -33,8 +33,8 @@ from rlframe.algos.off_policy import (
     weighted_mean,
 )
 from rlframe.core.config import choice, count, fraction, positive
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import in_state
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int

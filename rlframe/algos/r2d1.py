@@ -36,8 +36,8 @@ from rlframe.algos.off_policy import (
 )
 from rlframe.algos.prioritized import PRIORITIES, check_unique
 from rlframe.core.config import count, fraction, option, positive
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples

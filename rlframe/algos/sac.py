@@ -29,8 +29,8 @@ from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import choice, count, fraction, option
-from rlframe.core.declared import idle_while, in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while, in_state
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import mask_parts

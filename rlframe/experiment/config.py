@@ -11,8 +11,8 @@ import chz
 
 from rlframe.algos.defaults import learns_from
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while
 from rlframe.core.files import check_name
 from rlframe.core.parts import ROOTS, part, part_name, values_of
 from rlframe.core.schedule import at_last

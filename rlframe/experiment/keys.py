@@ -15,8 +15,8 @@ import chz
 import gymnasium
 
 from rlframe.core.config import AUTO, accepts_auto, nearest
-from rlframe.core.declared import idle_fields
 from rlframe.core.errors import ConfigError, printable
+from rlframe.core.field_effects import idle_fields
 from rlframe.core.parts import GROUPS, Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs import pettingzoo

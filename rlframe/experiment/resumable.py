@@ -9,8 +9,8 @@ from typing import Any
 
 import chz
 
-from rlframe.core.declared import state_fields
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import state_fields
 from rlframe.core.parts import ConfigField, fields_of, known_keys
 from rlframe.core.schedule import accepts_schedule
 from rlframe.experiment.agents import without_policy

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rlframe.core.config import count, fraction, number, option, positive
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError, naming, shortened
+from rlframe.core.field_effects import in_state
 from rlframe.core.names import find_class
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree

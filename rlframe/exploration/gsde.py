@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from rlframe.core.config import count, number
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import count, number
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import in_state
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator

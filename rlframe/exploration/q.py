@@ -10,7 +10,7 @@ import chz
 import numpy as np
 import torch
 
-from rlframe.core.declared import in_state
+from rlframe.core.field_effects import in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK, nth_allowed
 from rlframe.core.struct import Struct, Tree

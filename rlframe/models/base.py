@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import below_one, choice, count, number, option, sizes, true_or_auto
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.field_effects import idle_while
 from rlframe.core.objects import is_own
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs

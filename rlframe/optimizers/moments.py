@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import below_one, decays, number, option
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import in_state
 from rlframe.kernels.device import held, is_recording
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from rlframe.algos import Algorithm
 from rlframe.algos.running_deviation import RunningDeviation
 from rlframe.core.config import below_one, count, fraction, option, positive, sizes
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.spaces import zeros

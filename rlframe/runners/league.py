@@ -11,8 +11,8 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, fraction, names, number
-from rlframe.core.declared import idle_while
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_while
 from rlframe.core.multi_agent import SHARED, opponent_name
 from rlframe.core.seeding import Role, generator
 from rlframe.core.types import Samples, Trajectory

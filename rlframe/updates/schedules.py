@@ -12,8 +12,8 @@ import chz
 import torch
 from torch import Tensor
 
-from rlframe.core.declared import idle_fields
 from rlframe.core.errors import ConfigError
+from rlframe.core.field_effects import idle_fields
 from rlframe.core.schedule import Curve, Schedule, curve
 from rlframe.core.struct import fill
 from rlframe.updates.progress import Progress

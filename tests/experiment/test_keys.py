@@ -3,7 +3,7 @@
 import chz
 import pytest
 
-from rlframe.core.declared import declared_in
+from rlframe.core.field_effects import declared_in
 from rlframe.core.parts import ROOTS, Part, module_names
 from rlframe.experiment.job import read_job
 from rlframe.experiment.keys import KINDS, idle_keys, keys_of

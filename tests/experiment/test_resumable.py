@@ -11,8 +11,8 @@ import pytest
 import rlframe
 from rlframe.algos import sac
 from rlframe.core.config import fraction
-from rlframe.core.declared import in_state
 from rlframe.core.errors import ConfigError, RecordError
+from rlframe.core.field_effects import in_state
 from rlframe.experiment.resumable import can_change
 from rlframe.experiment.settings import from_flat
 
