@@ -276,10 +276,11 @@ def test_muon_flattens_kernels_and_takes_networks_side_by_side_one_by_one() -> N
 
 
 def test_adam_moves_what_is_no_large_matrix() -> None:
-    shapes = [(64, 64), (64,), (64, 4), (2, 64), (), (32, 4, 8, 8), (2, 1, 64), (2, 64, 64)]
+    many = [(40, 64, 64), (40, 64)]  # the weights and the biases of 40 networks
+    shapes = [(64, 64), (64,), (64, 4), (2, 64), (), (32, 4, 8, 8), (2, 1, 64), *many]
     found = MuonConfig(epsilon=1e-8).make([nn.Parameter(torch.zeros(shape)) for shape in shapes])
     its = [[tuple(p.shape) for p in part.parameters] for part in found.parts]
-    assert its == [[(64, 64), (32, 4, 8, 8), (2, 64, 64)], [(64,), (64, 4), (2, 64), (), (2, 1, 64)]]
+    assert its == [[(64, 64), (32, 4, 8, 8), many[0]], [(64,), (64, 4), (2, 64), (), (2, 1, 64), many[1]]]
 
 
 @pytest.mark.parametrize(
