@@ -17,7 +17,6 @@ from rlframe.replay.arrays import StorageMemory, spans, write_rows
 WIDTH = 64  # children per node
 _ROOT = 1024  # children of the root at most: one cumulative sum of them serves a whole batch
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
-_DRAWS = 32  # of each number on a device
 MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 
 
@@ -88,6 +87,7 @@ class Candidates:
         self.lo = self.hi = 0
         self.eligible = memory.zeros((n_slots,), np.bool_)  # by number % n_slots; False outside of the window
         self.n = 0  # eligible numbers
+        self._counted: Tensor | None = None  # on a device, eligible ones up to each slot; None: not counted since
         self._new: tuple[int, Array] = 0, self.eligible[:0]  # that the last `advance` added: the first, eligible
 
     @property
@@ -106,7 +106,7 @@ class Candidates:
             self.eligible[places] = False
         eligible, new = self._memory.own(eligible), max(lo, self.hi)
         write_rows(self.eligible, new, eligible)
-        self._new = new, eligible
+        self._new, self._counted = (new, eligible), None
         self.n = self.n + int(np.count_nonzero(eligible)) if counts else hi - lo
         self.lo, self.hi = lo, hi
         return np.arange(first, last) % self.n_slots
@@ -130,15 +130,14 @@ class Candidates:
         return (rng.random(n) * (self.hi - self.lo)).astype(np.int64) + self.lo
 
     def _draw_on_device(self, rng: np.random.Generator, n: int) -> Tensor:
-        """The first eligible of many each, at random distances from others' draws; if half are, one of 10**9 is not."""
-        drawn = self._memory.own(self._draw_window(rng, n + _DRAWS)) - self.lo
-        distances = torch.cat([torch.zeros_like(drawn[:1]), drawn[n:]])[:, None]
-        of = (torch.arange(n, device=drawn.device) + torch.arange(len(distances), device=drawn.device)[:, None]) % n
-        tried = (drawn[of] + distances) % (self.hi - self.lo) + self.lo  # [_DRAWS + 1, n]
-        first = self.eligible[tried % self.n_slots].byte().argmax(0, keepdim=True)
-        return tried.gather(0, first)[0]
+        """By shares of the number of eligible ones, each found in the running count over all slots."""
+        if self._counted is None:
+            self._counted = self.eligible.cumsum(0)
+        shares = self._memory.own(rng.random(n))
+        slots = torch.searchsorted(self._counted, (shares * self._counted[-1]).long(), right=True)
+        return self.at_slots(slots.clamp(max=self.n_slots - 1))  # no slot if none is eligible
 
-    def at_slots(self, slots: np.ndarray) -> np.ndarray:
+    def at_slots(self, slots: Array) -> Array:
         """The numbers [n] of the window that have these slots [n]."""
         return self.lo + (slots - self.lo) % self.n_slots
 
@@ -159,7 +158,7 @@ class Candidates:
         """Restore a saved state of the same size."""
         self.lo, self.hi, self.n = state["lo"], state["hi"], state["n"]
         self.eligible[...] = self._memory.own(state["eligible"])
-        self._new = state["start"], self._memory.own(state["new"])
+        self._new, self._counted = (state["start"], self._memory.own(state["new"])), None
 
 
 Drawn = list[tuple[int, Array]]  # for each stream of which some were drawn: its place, and the numbers [n]

@@ -13,6 +13,8 @@ from gymnasium.spaces import Box
 from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.replay import InMemory, NStep, OnDevice, ReplayBuffer, Transitions, make_replay
+from rlframe.replay.arrays import DeviceMemory, HostMemory
+from rlframe.replay.select import Candidates
 from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import History
 
@@ -146,6 +148,19 @@ def test_every_valid_row_is_drawn_equally_often() -> None:
     assert len(counts) == buffer.n_choices == buffer.n_rows
     assert buffer.n_choices < 20 * 3  # some ended
     np.testing.assert_allclose(counts, 400, atol=5 * 20)  # five standard deviations
+
+
+@pytest.mark.parametrize("memory", [HostMemory, DeviceMemory])
+def test_the_few_eligible_rows_of_a_wrapped_window_are_drawn_equally_often(memory: Any) -> None:
+    candidates, rng = Candidates(1000, memory(torch.device("cpu"))), np.random.default_rng(0)
+    eligible = rng.random(1500) < 0.02
+    candidates.advance(0, 900, eligible[:900])
+    candidates.draw(rng, 1)
+    candidates.advance(500, 1500, eligible[900:])
+    numbers, counts = np.unique(np.asarray(candidates.draw(rng, 20_000)), return_counts=True)
+    assert numbers.tolist() == (500 + np.flatnonzero(eligible[500:])).tolist()
+    mean = 20_000 / len(numbers)
+    np.testing.assert_allclose(counts, mean, atol=5 * mean**0.5)
 
 
 def test_newest_returns_the_rows_that_became_available() -> None:
