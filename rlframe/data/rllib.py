@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import open_regular_file
 from rlframe.core.spaces import action_decoder, action_parts, box_scaling
-from rlframe.data.episodes import Episode, shifted
+from rlframe.data.episodes import SAMPLED_ACTION, Episode, sampled_numbers, shifted
 from rlframe.data.reading import fitted
 
 _MOST_BYTES, _LINE_BYTES = 1 << 40, 1 << 28
@@ -95,12 +95,17 @@ def _episode(
         info["log_prob"] = log_prob if normalized else log_prob + _log_scale(action_space)
     every = [*rows[:-1], last]
     action = _array(action_space, [row["actions"] for row in rows], "actions")
+    if normalized:
+        drawn = action.astype(np.float32)
+        action = action_decoder(action_space)(drawn)
+        if info and (numbers := sampled_numbers(action_space, drawn)) is not None:
+            info[SAMPLED_ACTION] = numbers
     reward = np.array([row["rewards"] for row in rows], np.float32)
     if not np.isfinite(reward).all():
         raise ValueError("rewards have NaN or Inf")
     yield Episode(
         shifted(observation_space, _array(observation_space, seen, "obs"), -1),
-        action_decoder(action_space)(action.astype(np.float32)) if normalized else action,
+        action,
         reward,
         np.array([row["terminated"] for row in every], np.bool_),
         np.array([row["truncated"] for row in every], np.bool_),

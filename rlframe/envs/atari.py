@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import chz
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -68,6 +69,12 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], env_options: EnvOptions
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
     backend = f"native {type(env.unwrapped).__name__}, {pluralize(options['num_threads'], 'thread')}"
     return AtariEnvs(env, list(seeds), backend, episodic_life=episodic_life, clip=clip)
+
+
+def with_own_clipping(kwargs: Mapping[str, Any], options: EnvOptions) -> EnvOptions:
+    """The options, with ALE's clipping of rewards among them, if it clips those that are learned from."""
+    clips = {**_OPTIONS, **kwargs, **_own_options(kwargs, options)}["reward_clipping"]
+    return chz.replace(options, reward_clip="[-1,1]") if clips else options
 
 
 def _own_options(kwargs: Mapping[str, Any], options: EnvOptions) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Frames(ObservationStorage):
         write_rows(
             self._age, time, n - 1 + self._memory.zeros((1, B), np.int8)
         )  # the rows before hold its older frames
-        self._write_gaps(time, np.zeros((1, B), np.int32))
+        self._write_gaps(time - n + 1, np.zeros((n, B), np.int32))
 
     def append(self, time: int, rows: Array, valid: Array, first: Array) -> None:
         (T, B), n = valid.shape, self._n

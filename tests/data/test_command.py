@@ -13,6 +13,7 @@ import pytest
 from rlframe import launch
 from rlframe.data import NewDataset, open_dataset
 from rlframe.data import __main__ as data
+from rlframe.data.episodes import SAMPLED_ACTION
 from rlframe.data.tools import write
 from tests.data.episodes import CARTPOLE, arrays, episodes, stored
 
@@ -133,7 +134,7 @@ def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys:
     free = {
         "obs": [[0, 0, 0]] * 2,
         "new_obs": [[0, 0, 0]] * 2,
-        "actions": [[-1.0], [0.5]],
+        "actions": [[-1.0], [1.5]],
         "rewards": [0, 0],
         "eps_id": [1, 1],
         "action_logp": [-1.5, 0.5],
@@ -141,8 +142,9 @@ def test_rows_of_rllib_are_imported_and_pickled_ones_refused(root: Path, capsys:
     words = ["import", lines(root, free), "into=n-v0", "env=Pendulum-v1", "normalized_actions=true"]
     assert data.main(words) == 0
     normalized = next(iter(open_dataset("n-v0").episodes()))
-    assert normalized.action.tolist() == [[-2.0], [1.0]]
+    assert normalized.action.tolist() == [[-2.0], [2.0]]
     assert normalized.info["log_prob"].tolist() == [-1.5, 0.5]
+    assert normalized.info[SAMPLED_ACTION].tolist() == [[-1.0], [1.5]], "what the log-probability is of"
     own = {**free, "actions": [[-2.0], [1.0]], "action_logp": [-1.5 - math.log(2), 0.5 - math.log(2)]}
     assert data.main(["import", lines(root, own), "into=m-v0", "env=Pendulum-v1"]) == 0
     as_they_are = next(iter(open_dataset("m-v0").episodes()))

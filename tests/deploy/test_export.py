@@ -16,8 +16,9 @@ import rlframe
 from rlframe import export, launch
 from rlframe.algos import dqn, td3
 from rlframe.deploy.export import FlatGreedy, _difference, trace
-from rlframe.envs import EnvOptions, debug_envs
+from rlframe.envs import EnvConfig, EnvOptions, debug_envs
 from rlframe.evaluation.policy import Policy
+from rlframe.evaluation.team_policy import policy_of
 from rlframe.models import ModelConfig
 from tests.agents import test_own_actor as own_actors
 from tests.agents import test_own_q_network as own_q_networks
@@ -283,6 +284,23 @@ def test_a_policy_that_sees_rewards_takes_them_from_the_environment_as_they_are(
         found = scaling.act(np.zeros(3), reward)
         np.testing.assert_allclose(found, plain.act(np.zeros(3), as_learned), rtol=1e-6)
         assert np.allclose(found, other.act(np.zeros(3), reward), rtol=1e-4) == (reward == as_learned)
+
+
+@pytest.mark.parametrize(
+    ("env", "seen"),
+    [
+        ({}, 1.0),
+        ({"kwargs": {"reward_clipping": False}}, 30.0),
+        ({"options": EnvOptions(reward_scale=0.1)}, 3.0),
+        ({"backend": "python"}, 30.0),
+    ],
+    ids=["clipped by default", "as it is", "scaled", "Gymnasium's own"],
+)
+def test_a_policy_of_atari_sees_the_rewards_that_ale_clips_in_training(env: dict[str, Any], seen: float) -> None:
+    pytest.importorskip("ale_py")
+    in_spaces = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(6)
+    policy = policy_of(agent_for(*in_spaces, feed_back=True), in_spaces, EnvConfig("ALE/SpaceInvaders-v5", **env))
+    assert policy.greedy._as_learned(torch.tensor([30.0])).tolist() == [seen]
 
 
 def test_what_is_no_observation_is_refused() -> None:

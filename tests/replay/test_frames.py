@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -87,6 +88,22 @@ def test_a_batch_that_does_not_continue_the_last_one_starts_with_its_own_frames(
     replay.append(samples_of(stacks_of([11, 12, 13, 14, 15])))
     assert drawn(replay) >= {((2, 3, 4), (3, 4, 5)), ((0, 0, 11), (0, 11, 12)), ((0, 11, 12), (11, 12, 13))}
     assert len(drawn(replay)) == 8
+
+
+def test_rows_of_a_lap_before_are_not_in_the_first_stacks_of_a_new_start() -> None:
+    replay = make_replay(InMemory(size=24), STACK, ACTIONS, BatchSpec(4, 1), NStep(0.5))
+    frame = 1
+    for start in range(0, 32, 4):  # every third row is absent, in one long episode
+        valid = [(start + t) % 3 != 1 for t in range(4)]
+        frames = frame + np.cumsum([0, *valid])
+        stacks = np.stack([np.clip(frames - back, 1, None) for back in (2, 1, 0)], 1).astype(np.uint8)
+        found = samples_of(torch.from_numpy(stacks)[:, None, :, None, None].expand(-1, -1, -1, *SIZE).clone(), valid)
+        found.inputs.first[1:] = found.inputs.first[:1] = False
+        found.truncated[:], found.inputs.first[0], frame = False, start == 0, int(frames[-1])
+        replay.append(replace(found, start=start))
+    replay.append(replace(samples_of(stacks_of([201, 202, 203, 204, 205])), start=33))
+    newest = replay.read(replay.newest()).inputs.observation[..., 0, 0].tolist()
+    assert newest == [[0, 0, 201], [0, 201, 202], [201, 202, 203], [202, 203, 204]]
 
 
 @pytest.mark.parametrize("padding", ["reset", "zero"])
