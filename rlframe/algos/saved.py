@@ -8,6 +8,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import islice
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from rlframe.core.struct import Struct, leaves
 from rlframe.updates.optimizer_step import OptimizerStep
 
 _GENERATORS = np.random.Generator | torch.Generator
+_LOOKED_AT = 1_000  # entries of a list, or numbers of an array, in which changes are noticed
 _CLASS = "(class)"  # the key of a Struct's class in its state, beside its fields
 
 _logger = logging.getLogger("rlframe")
@@ -227,6 +230,17 @@ def _tensors(part: Any) -> list[Tensor]:
     return [x for x in found if isinstance(x, Tensor) and not x.is_inference()]  # such a one has no count
 
 
+def content(x: Any, depth: int = 4) -> Any:
+    """What training may change in a value, as far as it is plain: numbers, texts and arrays, the first of them."""
+    if isinstance(x, list | tuple | deque | dict | set) and depth:
+        first = islice(x.items() if isinstance(x, dict) else x, _LOOKED_AT)
+        inside = [content(each, depth - 1) for each in first]
+        return len(x), frozenset(inside) if isinstance(x, set) else tuple(inside)
+    if isinstance(x, np.ndarray) and x.base is None and x.dtype.kind in "biufc" and x.size <= _LOOKED_AT:
+        return x.tobytes()
+    return repr(x) if isinstance(x, Real | str) else None
+
+
 def _kept_places(owner: Any, saved: Sequence[str]) -> set[int]:
     """Where the tensors of the agent and of all that is saved lie, also those of a saved object's attributes."""
     parts = [getattr(owner, name, None) for name in ("agent", *saved)]
@@ -238,26 +252,27 @@ class UnsavedState:
     """Notices state that `saved` does not name.
 
     Generators, optimizers and learned networks are state whatever happens; numbers are if they change, and tensors,
-    alone, in lists or in networks such as targets, if they change in place, and lists and dicts if their lengths do.
+    alone, in lists or in networks such as targets, if they change in place, and lists, dicts and small arrays if what
+    they hold does.
     """
 
     def __init__(self) -> None:
-        # By name what may change, beside what must be the same for that: a number, a length, a tensor's changes.
-        self._before: dict[str, list[tuple[tuple[int, ...], float]]] = {}
+        # By name what may change, beside what must be the same for that: the hash of contents, a tensor's changes.
+        self._before: dict[str, list[tuple[tuple[int, ...], int]]] = {}
         self.names: list[str] = []  # of what was found so far
         self.lost: list[str] = []  # of what a loaded snapshot lacks
         self._told = 0  # of `names`
 
     def look(self, owner: Any, saved: Sequence[str]) -> None:
         """Find what has changed since the last look, and what is state in any case."""
-        now: dict[str, list[tuple[tuple[int, ...], float]]] = {}
+        now: dict[str, list[tuple[tuple[int, ...], int]]] = {}
         kept = _kept_places(owner, saved)
         for name in sorted(vars(owner).keys() - {"agent", *saved}):
             x = vars(owner)[name]
             own = [each for each in _tensors(x) if each.data_ptr() not in kept]
             now[name] = [(tuple(map(id, own)), sum(each._version for each in own))]
-            if type(x) in (int, float) or isinstance(x, list | dict | deque):
-                now[name].append(((), x if isinstance(x, int | float) else len(x)))
+            if type(x) in (int, float) or isinstance(x, list | dict | deque | np.ndarray):
+                now[name].append(((), hash(content(x))))
         both = [(name, zip(self._before.get(name, []), found, strict=False)) for name, found in now.items()]
         changed = [name for name, pairs in both if any(a[0] == b[0] and a[1] != b[1] for a, b in pairs)]
         self._before = now

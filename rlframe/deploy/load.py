@@ -149,7 +149,11 @@ def choose_snapshot(path: Path, name: str = "") -> Path:
         return path
     links = [*(["best"] if has_best else []), "last"]
     if name and name not in (*links, *found):
-        kept = "; snapshot_mode=best keeps the best one" if name == "best" else nearest(name, [*links, *found])
+        kept = (
+            "; snapshot_mode=best keeps the best one, once its metric is seen"
+            if name == "best"
+            else nearest(name, [*links, *found])
+        )
         raise SnapshotError(f"{path} has no snapshot {name!r}; it has {', '.join([*links, *found[-5:]])}{kept}")
     return folder / (name or "best")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, SnapshotError, StateLost
+from rlframe.core.errors import ConfigError, SnapshotError, StateLost, warn_once
 from rlframe.core.files import disk_error
 from rlframe.record.metrics import METRICS, step_of, without_learner
 from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
@@ -80,6 +80,8 @@ class SnapshotPolicy:
                 f"snapshot_best={self.best!r}: this run has no metric {name!r}{nearest(name, known)}; it has "
                 f"{', '.join(row)}, and later metrics of {', '.join(_LATE)}"
             )
+        if name.startswith("env/") and name not in row and "episode/return_mean" in row:
+            warn_once(f"snapshot_best={self.best!r}: this run has no metric {name!r} so far{nearest(name, row)}")
 
 
 def is_of(row: Mapping[str, float], env_steps: int, updates: int) -> bool:

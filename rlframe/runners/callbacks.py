@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.algos.saved import content
 from rlframe.core.config import nearest
 from rlframe.core.errors import PartError, describe, qualified_name, warn_once
 from rlframe.core.names import find_attribute, find_maker, made_by
@@ -28,7 +30,7 @@ from rlframe.samplers import Source
 _NAME = "rlframe.runners.Callback"
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
 
-_COLLECTIONS = (list, dict, set, deque)
+_COUNTED = (Real, list, dict, set, deque, np.ndarray)
 
 _logger = logging.getLogger("rlframe")
 
@@ -207,7 +209,7 @@ class Callbacks:
             for callback in self.all:
                 _call(callback, "on_start", runner)
                 started.append(callback)
-            self._at_start = [_numbers(callback) for callback in self.all]
+            self._at_start = [_contents(callback) for callback in self.all]
             yield
         except BaseException:
             _warn(_ended(started))
@@ -219,7 +221,7 @@ class Callbacks:
     def state_dict(self) -> list[dict[str, Any]]:
         """The states by name; warns of a callback without one in which something changes."""
         found = []
-        for callback, before in zip(self.all, self._at_start or map(_numbers, self.all), strict=True):
+        for callback, before in zip(self.all, self._at_start or map(_contents, self.all), strict=True):
             entry = {"name": name_of(callback), "state": _call(callback, "state_dict")}
             if unsaved := _unsaved(callback, before):
                 warn_once(
@@ -246,17 +248,15 @@ class Callbacks:
 
 
 def _unsaved(callback: Callback, before: Mapping[str, Any]) -> list[str]:
-    """What has changed in a callback without a state_dict since it had these numbers."""
+    """What has changed in a callback without a state_dict since it had these contents."""
     if type(callback).state_dict is not Callback.state_dict:
         return []
-    return [name for name, x in _numbers(callback).items() if before.get(name, x) != x]
+    return [name for name, x in _contents(callback).items() if before.get(name, x) != x]
 
 
-def _numbers(callback: Callback) -> dict[str, Any]:
-    """Its attributes that are numbers, and the lengths of its collections: what shows that it changes."""
-    found = list(vars(callback).items())
-    lengths = {name: len(x) for name, x in found if isinstance(x, _COLLECTIONS)}
-    return lengths | {name: x for name, x in found if isinstance(x, Real) and x == x}  # nan differs from itself
+def _contents(callback: Callback) -> dict[str, Any]:
+    """Its attributes that are numbers, and what its collections hold of them: what shows that it changes."""
+    return {name: content(x) for name, x in vars(callback).items() if isinstance(x, _COUNTED)}
 
 
 def name_of(callback: Callback) -> str:

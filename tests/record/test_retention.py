@@ -1,5 +1,6 @@
 """What each snapshot mode writes and keeps."""
 
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -217,6 +218,17 @@ def test_an_unknown_metric_is_named_at_the_first_report(
         logger_context(tmp_path, snapshot_mode="best", snapshot_best=best, console=False) as run,
     ):
         run.log({"env_steps": 0, **row})
+
+
+def test_a_metric_of_the_environment_that_episodes_lack_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rlframe"), "propagate", True)
+    with logger_context(tmp_path, snapshot_mode="best", snapshot_best="env/sucess", console=False) as run:
+        run.log({"env_steps": 0, "updates": 0})
+        assert "so far" not in caplog.text
+        run.log({"env_steps": 9, "episode/return_mean": 1.0, "env/success": 0.5})
+        assert "this run has no metric 'env/sucess' so far; did you mean env/success" in caplog.text
 
 
 @pytest.mark.parametrize("best", ["episode/return_mean", "algo/loss", "algo/of_my_own", "-env/crashes"])

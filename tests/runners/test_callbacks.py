@@ -337,7 +337,7 @@ def test_a_callback_that_changes_without_a_state_dict_is_told_and_a_resumed_run_
     with made("minibatch_rl", False, [Tally()], n_steps=96) as runner, caplog.at_level("INFO", "rlframe"):
         runner.resume(snapshot)
     (said,) = [each.message for each in caplog.records if each.message.startswith("resumed at ")]
-    assert re.search(r"Tally\.lengths, .*Tally\.n begin anew, which the snapshot does not have", said)
+    assert re.search(r"Tally\.n, .*Tally\.lengths begin anew, which the snapshot does not have", said)
     assert "exactly" not in said
 
 

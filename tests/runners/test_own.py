@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -178,8 +178,11 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     target.register_buffer("seen", None)
     vars(algo).update(target=target, means=[torch.ones(()), kept.bias], online=[kept.weight], fixed=torch.nn.ReLU())
     vars(algo).update(batches=[], names={"a": 1}, alias=[kept.weight.detach()], targets={"q": torch.nn.Linear(1, 1)})
+    vars(algo).update(by_name={"n": 0, "x": [1.0]}, last=deque([1, 2], 2), counts=np.zeros(3), same={3, "a"})
     algo.state_dict()
     algo.batches = [np.ones(1)]
+    algo.by_name["x"][0], algo.counts[1] = 2.0, 5
+    algo.last.append(3)
     vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
     with torch.no_grad():
         for x in (algo.averaged, algo.means[0], target.weight, kept.weight):
@@ -190,7 +193,8 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
-    names = "Mine.averaged, Mine.batches, Mine.counted, Mine.means, Mine.target, Mine.targets"
+    names = "Mine.averaged, Mine.batches, Mine.by_name, Mine.counted, Mine.counts, Mine.last, Mine.means, Mine.target"
+    names += ", Mine.targets"
     assert f"`saved` does not name {names}: a resumed run begins" in told
 
 
