@@ -265,7 +265,7 @@ def _complete(observation: Tree, space: Space, like: Tensor) -> Tree:
 
 
 def _as_agents_see(observation: Tree, space: Space) -> Tree:
-    """The canonical observation: classes count from 0, float64 becomes float32."""
+    """The canonical observation, in its dtype: classes count from 0, float64 becomes float32."""
     match space:
         case spaces.Dict():
             return {key: _as_agents_see(observation[key], sub) for key, sub in space.spaces.items()}
@@ -274,4 +274,4 @@ def _as_agents_see(observation: Tree, space: Space) -> Tree:
         case spaces.Discrete() | spaces.MultiDiscrete():
             return observation.long() - torch.as_tensor(np.asarray(space.start)).to(observation.device)
         case _:
-            return observation.float() if space.dtype == np.float64 else observation
+            return observation.to(torch.from_numpy(canonical.zeros(space, (0,))).dtype)

@@ -286,6 +286,16 @@ def test_a_policy_that_sees_rewards_takes_them_from_the_environment_as_they_are(
         assert np.allclose(found, other.act(np.zeros(3), reward), rtol=1e-4) == (reward == as_learned)
 
 
+def test_observations_of_other_dtypes_become_those_that_an_own_network_learned_from() -> None:
+    space = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "y": spaces.Box(-9, 9, (2,), np.float64)})
+    agent, seen = agent_for(space, spaces.Discrete(2)), list[Any]()
+    agent.model.actor.encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    policy = Policy(agent, space, spaces.Discrete(2))
+    for observation in ({"x": np.zeros(3), "y": [1, 2]}, {"x": [[0, 0, 0]], "y": np.ones((1, 2), np.float16)}):
+        policy.act(observation)
+    assert [x.dtype for each in seen for x in each.values()] == [torch.float32] * 4
+
+
 @pytest.mark.parametrize(
     ("env", "seen"),
     [
