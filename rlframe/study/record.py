@@ -146,6 +146,8 @@ class StudyRecord:
     def __init__(self, directory: Path, runs: Sequence[PlannedRun], facts: Mapping[str, Any]) -> None:
         """Start a study in `directory`, or continue the one there: finished runs stay done, the others wait.
 
+        Runs of an earlier command that never started and are not among these are no longer of the study; see `dropped`.
+
         Args:
             facts: entries for the reader of the file, such as the command and the grid.
         Raises:
@@ -164,7 +166,9 @@ class StudyRecord:
             self._path, self._runs = directory / FILE, list(runs)
             saved = read_record(directory) if self._path.exists() else {}
             self._facts = {**facts, "sessions": [*saved.get("sessions", []), session()]}
-            self._entries = {entry["name"]: entry for entry in saved.get("runs", [])}
+            entries, planned = {entry["name"]: entry for entry in saved.get("runs", [])}, {run.name for run in runs}
+            self.dropped = [name for name, entry in entries.items() if name not in planned and _never_started(entry)]
+            self._entries = {name: entry for name, entry in entries.items() if name not in self.dropped}
             self.statuses = {run.name: restored(run, self._entries.get(run.name)) for run in runs}
             try:
                 self.save()
@@ -221,6 +225,10 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
     if is_new or is_longer or not is_over:
         status.state, status.reason = WAITING, ""
     return status
+
+
+def _never_started(entry: Mapping[str, Any]) -> bool:
+    return entry["state"] == WAITING and not (entry["attempts"] or entry["has_directory"])
 
 
 def _same_object(before: str, now: str) -> bool:

@@ -81,7 +81,7 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         skipped = f", {n_done} already done" if n_done else ""
         what = pluralize(len(study.runs), "run") if search is None else pluralize(search.plan.n_trials, "trial")
         print(f"study: {study.directory}, {what}{skipped}")
-        for line in _edits(study.runs, record):
+        for line in [*_dropped(study, record), *_edits(study.runs, record)]:
             print(line)
         print(describe_slots(slots), flush=True)
         best: Callable[[], str] = search.describe_best if search is not None else str
@@ -105,6 +105,17 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
             out = "FOLDER/" if len({run.setting for run in runs}) > 1 else "FILE.csv"
             print(f"keep: python -m rlframe.results add {shlex.quote(str(shown))} out={out}")
         return int(any(status.state in (FAILED, INTERRUPTED) for status in record.statuses.values()))
+
+
+def _dropped(study: Study, record: StudyRecord) -> list[str]:
+    """A line of the runs that the command of a grid does not have any more, and that never started."""
+    if not record.dropped or study.search is not None or study.population is not None:
+        return []
+    n, first = len(record.dropped), record.dropped[0]
+    return [
+        f"{pluralize(n, 'run')} of an earlier command never started and {'is' if n == 1 else 'are'} not in this one, "
+        f"so the study does without: {first}" + (f" and {n - 1} more" if n > 1 else "")
+    ]
 
 
 def _edits(runs: Sequence[PlannedRun], record: StudyRecord) -> list[str]:

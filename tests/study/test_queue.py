@@ -148,6 +148,21 @@ def test_a_study_grows_by_seeds_and_repeats_a_run_whose_directory_was_removed(tm
     assert [entry["attempts"] for entry in record(tmp_path).values()] == [1, 2, 1]
 
 
+def test_runs_of_an_earlier_command_that_never_started_are_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study(tmp_path, "brief") == 0
+    content = json.loads((tmp_path / "experiment.json").read_text())
+    (done,) = content["runs"]
+    begun = {**done, "state": "waiting", "name": "run_7"}
+    content["runs"] += [begun, *({**begun, "name": f"run_{n}", "attempts": 0, "has_directory": False} for n in (8, 9))]
+    (tmp_path / "experiment.json").write_text(json.dumps(content))
+    assert study(tmp_path, "brief", n_seeds=2) == 0
+    assert states(tmp_path) == {"run_0": "done", "run_7": "waiting", "run_1": "done"}
+    said = "2 runs of an earlier command never started and are not in this one, so the study does without: run_8 and 1"
+    assert said in capsys.readouterr().out
+
+
 def test_a_run_that_made_no_directory_begins_with_other_arguments(tmp_path: Path) -> None:
     assert study(tmp_path, "absent") == 1
     assert study(tmp_path, "brief") == 0
