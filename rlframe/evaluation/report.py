@@ -59,9 +59,17 @@ def policy_returns(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def evaluated(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Episodes as metrics of an evaluation; in environments of several agents also eval/<policy>/return_mean."""
+    """Episodes as metrics of an evaluation; in environments of several agents also eval/<policy>/return_mean.
+
+    Numbers of infos are eval/env/<name>, each the mean over the episodes that have it.
+    """
     of_policies = {f"eval/{name}/return_mean": value for name, value in policy_returns(trajectories).items()}
-    return {**summarize(list(trajectories), "eval"), **of_policies}
+    of_infos: dict[str, list[float]] = {}
+    for name, value in (each for trajectory in trajectories for each in _own(trajectory).items()):
+        if name.startswith("env/"):
+            of_infos.setdefault(f"eval/{name}", []).append(value)
+    means = {name: statistics.fmean(values) for name, values in of_infos.items()}
+    return {**summarize(list(trajectories), "eval"), **of_policies, **means}
 
 
 @dataclass(frozen=True)

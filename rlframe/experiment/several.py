@@ -50,7 +50,7 @@ def _check_metrics(experiment: Experiment, policies: Sequence[str]) -> None:
     for key, metrics in named.items():
         for metric in metrics:
             policy = metric.partition("/")[2].rpartition("/")[0]
-            if policy and policy not in policies:
+            if policy and policy not in policies and not metric.startswith("eval/env/"):
                 known = f"its policies are {', '.join(policies)}" if policies else "it has a single agent"
                 raise ConfigError(f"{key}: env={experiment.env} has no metric {metric:.100}; {known}")
 

@@ -51,6 +51,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval/since_best": "evaluations since that one (evaluations)",
         "eval/<policy>/return_mean": "mean return of an agent of this policy in the evaluation episodes, in "
         "environments of several agents; agent is the only policy",
+        "eval/env/<info name>": "mean over the evaluation episodes of a number in the environment's info, as for env/",
         "eval/win_rate_<player>": "share of games won against a player of eval.opponents (0 to 1)",
         "eval/n_episodes": "episodes in the evaluation (episodes)",
         "eval/restarts": "worker processes of the evaluation replaced since the start (processes)",

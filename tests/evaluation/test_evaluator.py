@@ -1,6 +1,7 @@
 """Evaluator: a fixed number of episodes of each environment, separate from training."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,10 @@ from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.evaluation.report import metric_of, summarize
+from rlframe.evaluation.report import evaluated, metric_of, summarize
+from rlframe.experiment.settings import from_flat
+from rlframe.experiment.several import check_agents
+from rlframe.record import logger_context
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
 
 
@@ -188,6 +192,19 @@ def test_a_summary_is_over_episodes() -> None:
         "eval/length_max": 30,
     }
     assert summarize([], "eval") == {}
+
+
+def test_numbers_of_infos_are_metrics_of_an_evaluation(tmp_path: Path) -> None:
+    infos = [{"success_last": 1.0, "episode/red/return": 5.0}, {"success_last": 0.0, "x": 2.0}]
+    found = evaluated([Trajectory(1.0, 9, True, env, info) for env, info in enumerate(infos)])
+    own = {name: value for name, value in found.items() if name.count("/") == 2}
+    assert own == {"eval/red/return_mean": 5.0, "eval/env/success_last": 0.5, "eval/env/x": 2.0}
+    check_agents(from_flat({"stop": "eval/env/success_last > 0.4"}), spaces.Discrete(2))
+    with logger_context(tmp_path, snapshot_mode="best", snapshot_best="eval/env/x", console=False) as run:
+        run.log({"env_steps": 0, "eval/return_mean": 1.0})
+        run.log({"env_steps": 9, **found})
+        assert run.snapshot(dict, 9) is not None
+        assert (run.directory / "snapshot/best").exists()
 
 
 def test_the_name_of_a_metric_keeps_a_row_of_a_log_on_one_line() -> None:
