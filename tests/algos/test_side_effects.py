@@ -207,7 +207,7 @@ def test_state_that_an_update_replaces_is_as_without_a_compiler(
     recorded: list[Any],
     warned: Callable[[], list[str]],
 ) -> None:
-    line = warning_of_equal_runs(with_network(network), with_network(network), batches("dqn"), warned)
+    line = warning_of_equal_runs(with_network(network), with_network(network), batches("dqn", 3), warned)
     assert line.startswith("updates run uncompiled: ")
     assert says in line
 
@@ -223,7 +223,7 @@ class Keeping(Looking):
 def test_an_attribute_that_is_only_written_is_compiled_and_holds_no_tensor_of_the_recording(
     recorded: list[Any],
 ) -> None:
-    one, other, data = with_network(Keeping), with_network(Keeping), batches("dqn")
+    one, other, data = with_network(Keeping), with_network(Keeping), batches("dqn", 3)
     with compiling(CompileChoice(True)):
         learned(one, data)
     learned(other, data)
@@ -262,7 +262,7 @@ def test_what_a_loss_leaves_for_its_algorithm_is_that_of_the_update(
     algos = [learner(dqn, *CARTPOLE, model={"hidden": (8,)}, replay_ratio=2.0, n_steps=96, **PLAIN) for _ in range(2)]
     for algo in algos:
         algo.__class__ = cls
-    line = warning_of_equal_runs(*algos, batches("dqn"), warned)
+    line = warning_of_equal_runs(*algos, batches("dqn", 3), warned)
     assert f"it puts another tensor in the place of {cls.__name__}.seen" in line
     assert torch.equal(*(algo.seen for algo in algos))
     assert float(algos[0].seen) > 0
@@ -282,7 +282,7 @@ class Telling(Looking):
 def test_what_a_loss_or_network_logs_is_logged_in_each_update_however_it_runs(
     way: str, recorded: list[Any], warned: Callable[[], list[str]]
 ) -> None:
-    one, other, data = with_network(Telling), with_network(Telling), batches("dqn")
+    one, other, data = with_network(Telling), with_network(Telling), batches("dqn", 3)
     choice = CompileChoice(way != "graphs", shared=way == "stacked")
     if way == "graphs":
         play(one)
