@@ -15,10 +15,11 @@ from tests.variants import variants
 
 REPLAY = f"{PENDULUM} sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.batch_size=8 algo.replay_ratio=1"
 BATCHES = f"{PENDULUM} sampler.batch_T=16 sampler.batch_B=4"
+REWARDS = "env.normalize_reward=true env.reward_clip=[-5,5]"
 CASES = {
     "sac_gsde": f"algo=sac explore=gsde explore.interval=6 {REPLAY}",
     "td3_gsde": f"algo=td3 explore=gsde explore.interval=0 explore.sigma=linear(0.1,0.05) {REPLAY}",
-    "ppo_gsde": f"algo=ppo algo.epochs=2 algo.minibatches=2 explore=gsde model.memory=gru {BATCHES}",
+    "ppo_gsde": f"algo=ppo algo.epochs=2 algo.minibatches=2 explore=gsde model.memory=gru {BATCHES} {REWARDS}",
     "a2c_gsde": f"algo=a2c explore=gsde model.distribution=squashed_gaussian {BATCHES}",
     "ddpg_parameter_noise": f"algo=ddpg explore=parameter_noise explore.interval=9 {REPLAY}",
     "td3_parameter_noise": f"algo=td3 explore=parameter_noise explore.std_last=0.01 {REPLAY}",

@@ -38,6 +38,7 @@ from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, SerialSampler
 from tests.exploration.test_kinds import PUSH, SECOND
 from tests.runners.resumed import assert_resumed_exactly, log
+from tests.runners.resumed_cases import CASES as RESUMED
 from tests.variants import variants
 
 ACTING: dict[str, tuple[Any, str, Any]] = {
@@ -77,11 +78,11 @@ SMALL = (
     "algo.replay_ratio=1"
 )
 PENDULUM, CARTPOLE = "env=Pendulum-v1 env.max_episode_steps=45", "env=CartPole-v1"
-OU = f"algo=ddpg explore=ornstein_uhlenbeck explore.sigma=linear(0.3,0.1) explore.sigma_last=0.05 {PENDULUM} {SMALL}"
-HOLD = f"algo=dqn explore=noise_hold explore.longest=6 explore.epsilon=0.6 explore.epsilon_last=0.2 {CARTPOLE} {SMALL}"
+OU = "explore=ornstein_uhlenbeck explore.sigma=linear(0.3,0.1) explore.sigma_last=0.05"
+HOLD = "explore=noise_hold explore.longest=6 explore.epsilon=0.6 explore.epsilon_last=0.2"
 CASES = {
-    "ornstein_uhlenbeck": OU,
-    "held_action": HOLD,
+    "ornstein_uhlenbeck": f"{RESUMED['ddpg_target_noise']} {OU}",
+    "held_action": f"{RESUMED['dqn_between_updates']} {HOLD}",
     "held_noise": f"algo=td3 explore=noise_hold explore.std=0.3 algo.random_steps=10 {PENDULUM} {SMALL}",
     "held_sample": f"algo=sac explore=sample_hold explore.longest=6 algo.random_steps=10 {PENDULUM} {SMALL}",
     "boltzmann": f"algo=dqn explore=boltzmann explore.temperature=linear(2,0.1) {CARTPOLE} {SMALL}",

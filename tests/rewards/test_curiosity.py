@@ -238,7 +238,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = last_state(assert_resumed_exactly(CASES[case], tmp_path, monkeypatch))["rewards"]
-    assert float(own["deviation"]["statistics"]["count"]) > 100
+    assert float(own["deviation"]["statistics"]["count"]) > 70  # of 120 env_steps from 40 on
 
 
 @pytest.mark.parametrize(

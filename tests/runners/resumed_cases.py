@@ -1,10 +1,12 @@
 """Runs whose exact resume is tested: a command line for each kind of state that a run has."""
 
-SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=160"
+BRIEF = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1"
+SMALL = f"{BRIEF} runner.log_interval_steps=80 runner.n_steps=160"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
 PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
 PQN = "algo=pqn algo.epochs=2 algo.minibatches=2"
-REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300"
+REPLAY = f"{BRIEF} runner.log_interval_steps=60 runner.n_steps=120 sampler=serial sampler.batch_T=4 sampler.batch_B=2"
+REPLAY += " algo.learning_starts=20 algo.replay.size=300"
 SHORT = REPLAY.replace("batch_B=2", "batch_B=1")
 RAINBOW = (
     "algo.double=true algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.value=categorical"
@@ -49,7 +51,7 @@ ROUNDS = "env=tests.envs.rock_paper_scissors:RockPaperScissors"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
-    "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
+    "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native algo.clip=inf algo.kl_coef=1 {ON_POLICY}",
     "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
     "ppo_wrapped": f"{PPO} {PICTURES} {WRAPPED} {CONVOLUTIONS} {ON_POLICY}",
     "several_policies": f"{PPO} {TAG} env.normalize_reward=true {ON_POLICY}",

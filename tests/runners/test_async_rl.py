@@ -164,7 +164,7 @@ OFF_POLICY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", variants(OFF_POLICY, OFF_POLICY.keys() - {"td3"}))  # its updates are those of ddpg
+@pytest.mark.parametrize("name", variants(OFF_POLICY, ("dqn", "r2d1")))  # sac: below, with a kill
 def test_the_replay_ratio_is_exact_if_sampling_waits(name: str) -> None:
     module, env, settings = OFF_POLICY[name]
     config = module.Config(**{**REPLAY, "replay_ratio": RATIO, **settings})
@@ -177,10 +177,10 @@ def test_the_replay_ratio_is_exact_if_sampling_waits(name: str) -> None:
 
 
 def test_the_replay_ratio_is_an_upper_bound_if_sampling_does_not_wait_and_lost_updates_are_counted() -> None:
-    config = sac.Config(**{**REPLAY, "batch_size": 256}, replay_ratio=256.0)
+    config = sac.Config(**{**REPLAY, "batch_size": 64}, replay_ratio=64.0)
     with runner_for(config, n_steps=500) as runner:  # an update per env step; it takes much longer than the step
         row = runner.train()
-    assert 0 < row["replay/ratio"] < 256.0
+    assert 0 < row["replay/ratio"] < 64.0
     owed = row["env_steps"] - 64
     assert row["updates"] + row["replay/dropped_updates"] == pytest.approx(owed, abs=1.0)
 
@@ -195,7 +195,7 @@ ON_POLICY = {
 
 
 @pytest.mark.parametrize(
-    "name", ["impala", "ppo", *(pytest.param(name, marks=SLOW) for name in ("a2c", "appo", "pqn"))]
+    "name", ["impala", *(pytest.param(name, marks=SLOW) for name in ("ppo", "a2c", "appo", "pqn"))]
 )
 def test_algorithms_without_replay_learn_from_each_batch(name: str) -> None:
     env = EnvConfig("CartPole-v1", backend="python") if name == "pqn" else PENDULUM

@@ -35,6 +35,8 @@ SLOW = {  # others do more: test_modes.py, and of models and options those that 
     *("btr", "btr_alone", "ppo", "dqn", "ddpg", "sac", "xqc", "r2d1"),  # ppo_vector, dqn_between_updates, flashsac, ...
     *("ppo_lstm", "ppo_transformer"),  # and other folders
     *("simbav2", "td3_chosen_critics"),  # flashsac, redq_droq_tqc
+    *("dqn_between_updates", "ddpg_target_noise"),  # exploration/test_runs.py
+    *("ppo_kl_penalty", "ppo_normalized_rewards"),  # ppo_vector, exploration/test_gsde_runs.py
     *("envs_restored_by_actions", "envs_restored_by_their_state"),  # samplers/test_resume.py, envs/test_restore.py
 }
 
@@ -156,7 +158,7 @@ def test_the_log_names_episodes_that_cannot_be_resumed(tmp_path: Path, capfd: py
 
 
 def test_async_rl_logs_that_its_episodes_start_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl".replace("n_steps=160", "n_steps=100")
+    case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl"
     assert launch.main([*case.split(), *ANYWHERE, f"log_dir={tmp_path}"]) == 0
     assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=150"]) == 0
     assert "2 of 2 running episodes start anew (its sampler collects ahead" in capfd.readouterr().out

@@ -1,5 +1,7 @@
 """A user's network is in train mode where it learns and in eval mode elsewhere, in every algorithm and sampler."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +44,21 @@ def running(state: dict[str, Tensor]) -> dict[str, Tensor]:
 FAST = ("ppo", "dqn", "ddpg")
 
 
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a case's run, which equals one that was stopped and resumed."""
+
+    @functools.cache
+    def run(case: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            return assert_resumed_exactly(f"{CASES[case]} {MODED}", tmp_path_factory.mktemp(case), patch)
+
+    return run
+
+
 @pytest.mark.parametrize("case", variants(CASES, FAST))
-def test_learning_changes_statistics_and_acting_does_not_draw(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = assert_resumed_exactly(f"{CASES[case]} {MODED}", tmp_path, monkeypatch)
+def test_learning_changes_statistics_and_acting_does_not_draw(case: str, resumed: Callable[[str], Path]) -> None:
+    run = resumed(case)
     state, _ = load_snapshot(run)
     online = running(state["agent"])
     assert online
@@ -71,12 +83,12 @@ def test_a_network_with_modes_is_exported(case: str, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("sampler", variants(["cpu", "gpu"], ("cpu",)))
 @pytest.mark.parametrize("case", ["ppo", "dqn"])
-def test_workers_act_with_the_learners_statistics(case: str, sampler: str, tmp_path: Path) -> None:
-    given = f"{CASES[case]} {MODED}"
-    assert launch.main(words(given, tmp_path / "serial")) == 0
-    parallel = f"{given.replace('sampler=serial', f'sampler={sampler}')} sampler.n_workers=2 eval.n_workers=0"
-    assert launch.main(words(parallel, tmp_path / "parallel")) == 0
-    serial, other = (log(tmp_path / name / "run_0") for name in ("serial", "parallel"))
+def test_workers_act_with_the_learners_statistics(
+    case: str, sampler: str, resumed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    parallel = f"{CASES[case]} {MODED}".replace("sampler=serial", f"sampler={sampler} sampler.n_workers=2")
+    assert launch.main(words(f"{parallel} eval.n_workers=0", tmp_path)) == 0
+    serial, other = log(resumed(case)), log(tmp_path / "run_0")
     assert {row.pop("sampler/restarts") for row in other} == {"0"}
     assert serial == other
 
