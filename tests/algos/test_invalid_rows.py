@@ -99,7 +99,7 @@ def run(module: Any, settings: dict[str, Any], seed: int, memory: str) -> Any:
     sampler, agent, algo = made(
         module, settings, seed, env="Pendulum-v1", model_memory=memory, model_normalize_observation=True
     )
-    for _ in range(3):
+    for _ in range(2):
         learn(algo, sampler.collect())
     return dict(agent.state_dict())
 

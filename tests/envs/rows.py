@@ -31,7 +31,8 @@ class Walk:
     steps: list[EnvStep] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> np.ndarray:
-        return np.stack([vars(step)[name] for step in self.steps])  # [T, B]
+        vars(self)[name] = found = np.stack([vars(step)[name] for step in self.steps])  # [T, B]
+        return found
 
 
 def walk(envs: Envs, n_steps: int, seed: int = 0) -> Walk:
