@@ -184,7 +184,7 @@ def test_the_newest_snapshot_replaces_a_damaged_best_one_with_a_warning(run, tmp
     assert "the newest snapshot (the best one is damaged)" in printed(capsys, copy, *FEW)
     assert "the best snapshot cannot be used" in caplog.text
     dataset = f"dataset={tmp_path}/few-v0"
-    printed(capsys, run, dataset, *FEW)
+    printed(capsys, run, dataset, "explore=true", *FEW)
     caplog.clear()
     assert "wis" in printed(capsys, copy, "estimate=wis", dataset)
     assert "the best snapshot cannot be used" in caplog.text, "estimates and matches take the newest too"

@@ -174,7 +174,7 @@ def test_a_restarted_episode_sets_first_and_has_the_next_seed() -> None:
 @pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
 def test_wrapped_atari_continues_bit_for_bit_also_with_sticky_actions(sticky: float) -> None:
     pytest.importorskip("ale_py")
-    reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 20, 20)
+    reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 10, 10)
     assert reasons == ["", ""]
     assert leaves_nothing_out(fresh) == (sticky > 0), "which action is repeated is no part of ALE's state"
 
@@ -195,7 +195,7 @@ def test_a_numpy_vector_environment_continues_bit_for_bit() -> None:
 
 def test_a_native_atari_environment_starts_new_games_and_says_so() -> None:
     pytest.importorskip("ale_py")
-    reasons, _ = restored(lambda: made("ALE/Pong-v5", N, backend="native"), 5, 1)
+    reasons, _ = restored(lambda: made("ALE/Pong-v5", 1, backend="native"), 2, 1)
     assert all("cannot save" in reason for reason in reasons)
 
 

@@ -77,7 +77,9 @@ def rank_1_of(process: Popen) -> int:
 @pytest.mark.quick
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) -> None:
-    assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT]) == 0
+    """And all follow a stop rule on what the first one logs."""
+    words = [f"callbacks={__name__}:LogsItsRank", "stop=mine/rank > 0.5", "trust=true"]
+    assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT, *words]) == 0
     run = tmp_path / "run_0"
     config = json.loads((run / "params.json").read_text())["config"]
     assert (config["world_size"], config["runner"]) == (2, "sync_rl")
@@ -87,22 +89,15 @@ def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) 
     }
     assert column(run, "env_steps")[0] == 0
     assert column(run, "env_steps")[-1] >= 512
+    assert column(run, "mine/rank") == [0.0] * len(column(run, "env_steps"))
     assert column(run, "eval/n_episodes") == [2] * len(column(run, "env_steps"))
     snapshot = resolve_snapshot(run)
     states = [load_snapshot(snapshot, rank)[0] for rank in (0, 1)]
     assert states[0]["sampler"] != states[1]["sampler"]
     assert all((states[0]["agent"][name] == value).all() for name, value in states[1]["agent"].items())
-    assert main([f"resume={run}", "runner.n_steps=700"]) == 0
+    assert main([f"resume={run}", "runner.n_steps=700", "trust=true"]) == 0
     assert column(run, "env_steps") == sorted(column(run, "env_steps"))
     assert column(run, "env_steps")[-1] >= 700
-
-
-@pytest.mark.usefixtures("forked_ranks")
-def test_all_ranks_follow_a_stop_rule_on_what_the_first_one_logs(tmp_path: Path) -> None:
-    words = [f"callbacks={__name__}:LogsItsRank", "stop=mine/rank > 0.5", "trust=true"]
-    assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT, *words]) == 0
-    assert column(tmp_path / "run_0", "mine/rank") == [0.0] * len(column(tmp_path / "run_0", "env_steps"))
-    assert column(tmp_path / "run_0", "env_steps")[-1] >= 512
 
 
 @pytest.mark.parametrize(

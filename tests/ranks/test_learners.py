@@ -18,7 +18,7 @@ from tests.ranks.forked import forking_ranks
 from tests.tables import read_csv
 
 SMALL = ["env=CartPole-v1", "env_backend=python", "sampler=serial", "model.hidden=16", "affinity=none"]
-SMALL += ["sampler.batch_T=16", "runner.n_steps=768", "runner.log_interval_steps=256", "eval.n_episodes=2"]
+SMALL += ["sampler.batch_T=16", "runner.n_steps=384", "runner.log_interval_steps=128", "eval.n_episodes=2"]
 PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=2", *SMALL]
 DQN = [
     "algo=dqn",
@@ -76,10 +76,10 @@ def test_a_run_of_learners_is_one_run_with_its_files_and_is_resumed(tmp_path: Pa
     assert main(words) == 0
     run = tmp_path / "run_0"
     rows = [row for row in read_csv(run / "progress.csv")[1] if row["env_steps"]]
-    assert float(rows[-1]["replay/rows"]) == float(rows[-1]["env_steps"]) >= 768
+    assert float(rows[-1]["replay/rows"]) == float(rows[-1]["env_steps"]) >= 384
     assert float(rows[-1]["replay/ratio"]) == pytest.approx(8.0, rel=0.1)
-    assert main([f"resume={run}", "runner.n_steps=900"]) == 0
-    assert float(read_csv(run / "progress.csv")[1][-1]["env_steps"]) >= 900
+    assert main([f"resume={run}", "runner.n_steps=500"]) == 0
+    assert float(read_csv(run / "progress.csv")[1][-1]["env_steps"]) >= 500
 
 
 @pytest.mark.parametrize(
