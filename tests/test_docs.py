@@ -27,6 +27,7 @@ import rlframe
 from rlframe import evaluate, launch, plot
 from rlframe.algos import ppo
 from rlframe.core.parts import module_names
+from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, atari, make_envs
 from rlframe.envs.make import fixed_backend
 from rlframe.experiment import defaults, hardware, tuning
@@ -147,11 +148,13 @@ def test_python_blocks_run(document: Path, tmp_path: Path, run_dir: Path, monkey
         monkeypatch.setattr(module, "TimingProcess", Untimed)
     for kind in ("for_vectors", "for_continuous"):
         found = getattr(ppo.Config, kind)
-        monkeypatch.setattr(ppo.Config, kind, replace(found, own={**found.own, "epochs": 1, "minibatches": 2}))
+        few = {**found.own, "epochs": 1, "minibatches": 2}
+        monkeypatch.setattr(ppo.Config, kind, replace(found, batch=BatchSpec(T=32, B=16), own=few))
     for call in (rlframe.train, rlframe.build):
         monkeypatch.setattr(rlframe, call.__name__, partial(call, **{"eval.n_episodes": 2}))
     for number, block in enumerate(blocks(document, "python")):
-        short = re.sub(r"\b(n_steps\W+)(\d\d|[2-9])_000\b", r"\g<1>1_200", block)
+        n_steps = "1_200" if "dqn" in block else "600"  # DQN learns after 1,000
+        short = re.sub(r"\b(n_steps\W+)(\d\d|[2-9])_000\b", rf"\g<1>{n_steps}", block)
         exec(compile(short, f"{document.name}, python block {number}", "exec"), vars(module))
 
 
