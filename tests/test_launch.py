@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -40,33 +41,41 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is not changed."""
+    folder = tmp_path_factory.mktemp("launched")
+    assert launch(folder, "env=CartPole-v1", "model.hidden=[8,8]", "algo.clip=0.3") == 0
+    return folder / "run_0"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(trained, tmp_path / "run_0", symlinks=True))
+
+
 def test_a_run_leaves_the_files_of_the_contract_and_prints_the_commands_to_type_next(tmp_path, capsys):
-    assert launch(tmp_path, "env=CartPole-v1") == 0
-    run = tmp_path / "run_0"
+    assert launch(tmp_path / "two words", "env=CartPole-v1") == 0
+    run = tmp_path / "two words" / "run_0"
     assert {path.name for path in run.iterdir()} >= {"params.json", "progress.csv", "debug.log", "snapshot"}
     assert list(run.glob("events.out.tfevents.*"))
     assert [int(row["env_steps"]) > 0 for row in rows(run)] == [False, True, True]
-    printed = capsys.readouterr().out
-    assert f"-m rlframe.evaluate {run}" in printed
-    assert f"-m rlframe.plot {run}" in printed
-
-
-def test_the_printed_commands_quote_paths_with_spaces(tmp_path, capsys):
-    assert launch(tmp_path / "two words", "env=CartPole-v1") == 0
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("evaluate:", "plot:"))]
-    assert [shlex.split(line)[-1] for line in printed] == [str(tmp_path / "two words" / "run_0")] * 2
+    assert [shlex.split(line)[-3:] for line in printed] == [
+        ["-m", f"rlframe.{command}", str(run)] for command in ("evaluate", "plot")
+    ]
 
 
-def test_params_json_of_a_run_can_be_launched_again(tmp_path):
-    assert launch(tmp_path, "env=CartPole-v1", "model.hidden=[8,8]", "algo.clip=0.3") == 0
-    config = json.loads((tmp_path / "run_0" / "params.json").read_text())["config"]
+def test_params_json_of_a_run_can_be_launched_again(trained, tmp_path):
+    config = json.loads((trained / "params.json").read_text())["config"]
     again = from_flat(config)
     assert to_flat(again) == config
     assert again.model.hidden == (8, 8)
     assert again.algo.clip == 0.3
-    assert main([f"experiment={tmp_path / 'run_0' / 'params.json'}", f"log_dir={tmp_path / 'again'}"]) == 0
+    assert main([f"experiment={trained / 'params.json'}", f"log_dir={tmp_path / 'again'}"]) == 0
     assert [row["algo/entropy"] for row in rows(tmp_path / "again" / "run_0")] == [
-        row["algo/entropy"] for row in rows(tmp_path / "run_0")
+        row["algo/entropy"] for row in rows(trained)
     ]
 
 
@@ -84,9 +93,7 @@ def test_one_seed_gives_one_result_and_another_seed_another(tmp_path, algo):
     assert metrics("one") != metrics("other")
 
 
-def test_resume_continues_from_the_snapshot_without_a_duplicate_or_missing_row(tmp_path):
-    assert launch(tmp_path, "env=CartPole-v1") == 0
-    run = tmp_path / "run_0"
+def test_resume_continues_from_the_snapshot_without_a_duplicate_or_missing_row(run):
     before = load_snapshot(resolve_snapshot(run))[0]
     assert main([f"resume={run}", "runner.n_steps=512"]) == 0
     steps = [int(row["env_steps"]) for row in rows(run)]
@@ -98,9 +105,7 @@ def test_resume_continues_from_the_snapshot_without_a_duplicate_or_missing_row(t
     assert optimizer["step"] > before["algo"]["optimizer"]["state"][0]["step"]
 
 
-def test_resume_takes_the_snapshot_before_a_damaged_one_and_says_so(tmp_path, caplog):
-    assert launch(tmp_path, "env=CartPole-v1") == 0
-    run = tmp_path / "run_0"
+def test_resume_takes_the_snapshot_before_a_damaged_one_and_says_so(run, caplog):
     before, newest = list_snapshots(run / "snapshot")
     os.truncate(newest / "arrays.safetensors", 100)
     assert evaluate.main([str(run), "n_episodes=1"]) == 0
@@ -119,22 +124,19 @@ def test_a_metric_for_best_that_no_run_has_is_named_at_the_first_report(tmp_path
     assert "did you mean eval/return_mean" in capsys.readouterr().err
 
 
-def test_resuming_a_complete_run_says_so(tmp_path, capsys):
-    assert launch(tmp_path, "env=CartPole-v1") == 0
-    capsys.readouterr()
-    assert main([f"resume={tmp_path / 'run_0'}"]) == 0
+def test_resuming_a_complete_run_says_so(run, capsys):
+    assert main([f"resume={run}"]) == 0
     assert "nothing is left to train" in capsys.readouterr().out
 
 
-def test_resume_refuses_to_change_settings_that_decide_the_result(tmp_path, capsys):
-    assert launch(tmp_path, "env=CartPole-v1") == 0
-    assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=0.5"]) == 2
+def test_resume_refuses_to_change_settings_that_decide_the_result(run, capsys):
+    assert main([f"resume={run}", "algo.discount=0.5"]) == 2
     assert "algo.discount cannot change" in capsys.readouterr().err
-    assert main([f"resume={tmp_path / 'run_0'}", "algo=sac"]) == 2
+    assert main([f"resume={run}", "algo=sac"]) == 2
     assert "algo cannot change" in capsys.readouterr().err
-    assert main([f"resume={tmp_path / 'run_0'}", "n_steps=500"]) == 2
+    assert main([f"resume={run}", "n_steps=500"]) == 2
     assert "unknown key n_steps; did you mean runner.n_steps?" in capsys.readouterr().err
-    assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
+    assert main([f"resume={run}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
 
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "shape"])
@@ -166,13 +168,12 @@ def test_ctrl_c_finishes_the_batch_snapshots_and_exits_130(tmp_path):
     assert meta["env_steps"] == state["algo"]["progress"]["env_steps"] > 0
 
 
-def test_the_line_that_continues_a_run_repeats_what_was_given_beside_resume(tmp_path, capsys, monkeypatch):
+def test_the_line_that_continues_a_run_repeats_what_was_given_beside_resume(run, tmp_path, capsys, monkeypatch):
     def stopped(job):
         error = Interrupted(signal.SIGINT, "stopped")
-        error.directory = tmp_path / "run_0"
+        error.directory = run
         raise error
 
-    assert launch(tmp_path, "env=CartPole-v1", "algo.minibatches=2") == 0
     monkeypatch.setattr("rlframe.experiment.train.train", stopped)
     monkeypatch.chdir(tmp_path)
     assert main(["resume=run_0", "stop=env_steps > 9e9", "runner.n_steps=2e3"]) == 130

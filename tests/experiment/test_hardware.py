@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +113,25 @@ def test_tuning_measures_every_candidate_and_prints_the_table(
         hardware.resolve(experiment("sampler=cpu"), tune=True)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run with a sampler, made once."""
+    made = {"serial": ["sampler=serial"], **PARALLEL}
+    return functools.cache(lambda how: run_of(tmp_path_factory.mktemp(how), *made[how]))
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["cpu", "alternating", pytest.param("gpu", marks=pytest.mark.slow)])
-def test_a_run_has_the_same_metrics_whatever_sampler(how: str, tmp_path: Path) -> None:
-    one = run_of(tmp_path / "serial", "sampler=serial")
-    other = run_of(tmp_path / how, *PARALLEL[how])
+def test_a_run_has_the_same_metrics_whatever_sampler(how: str, trained: Callable[[str], Path]) -> None:
+    one, other = trained("serial"), trained(how)
     assert metrics(one) == metrics(other)
     assert read_csv(other / "progress.csv")[1][-1]["sampler/restarts"] == "0"
 
 
 def test_a_run_can_be_resumed_with_another_sampler_but_not_with_another_batch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_of(tmp_path, *PARALLEL["cpu"])
+    run = Path(shutil.copytree(trained("cpu"), tmp_path / "run_0", symlinks=True))
     assert main([f"resume={run}", "sampler=serial", "runner.n_steps=512"]) == 0
     assert int(float(read_csv(run / "progress.csv")[1][-1]["env_steps"])) >= 512
     assert main([f"resume={run}", "sampler.n_workers=1", "dry_run=true"]) == 0
