@@ -32,7 +32,7 @@ from tests.samplers.made import copied, sampler_for
 
 RUN = (
     "env=Pendulum-v1 sampler=serial model.hidden=[8] eval.n_episodes=1 algo.learning_starts=40 algo.batch_size=8 "
-    "algo.replay_ratio=2 algo.replay.size=400 runner.n_steps=160 runner.log_interval_steps=80"
+    "algo.replay_ratio=2 algo.replay.size=400 runner.n_steps=120 runner.log_interval_steps=60"
 )
 COUNTED = "        self.progress.updates += 1\n"
 MISTAKES = {  # what stands in the file, what is written for it, and what is said

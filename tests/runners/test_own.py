@@ -32,7 +32,7 @@ from tests.runners.resumed import assert_resumed_exactly, words
 RUN = (
     "algo=dqn env=CartPole-v1 sampler=serial sampler.batch_T=4 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 "
     "algo.learning_starts=40 algo.batch_size=8 algo.replay_ratio=2 algo.replay.size=400 "
-    "runner.n_steps=160 runner.log_interval_steps=80"
+    "runner.n_steps=120 runner.log_interval_steps=60"
 )
 
 
@@ -71,7 +71,7 @@ def test_tensors_and_numbers_of_your_own_algorithm_are_resumed(tmp_path: Path, m
         file.write_text(file.read_text().replace(before, after.replace("; ", "\n        ")))
     case = (
         f"algo={file} env=CartPole-v1 sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] "
-        "eval.n_episodes=1 algo.epochs=1 algo.minibatches=2 runner.n_steps=224 runner.log_interval_steps=32"
+        "eval.n_episodes=1 algo.epochs=1 algo.minibatches=2 runner.n_steps=224 runner.log_interval_steps=96"
     )
     run = assert_resumed_exactly(case, tmp_path, monkeypatch)
     algo = load_snapshot(resolve_snapshot(run))[0]["algo"]
@@ -86,7 +86,7 @@ def test_batches_kept_for_a_later_phase_are_resumed(tmp_path: Path, monkeypatch:
     case = (
         f"algo={file} env=CartPole-v1 sampler=serial sampler.batch_T=16 sampler.batch_B=2 model.hidden=[8] "
         "eval.n_episodes=1 algo.epochs=1 algo.minibatches=2 algo.n_batches=3 algo.aux_epochs=1 runner.n_steps=288 "
-        "runner.log_interval_steps=32"
+        "runner.log_interval_steps=96"
     )
     run = assert_resumed_exactly(case, tmp_path, monkeypatch)
     algo = load_snapshot(resolve_snapshot(run))[0]["algo"]
