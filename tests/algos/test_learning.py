@@ -62,7 +62,7 @@ def test_ppo_names_what_it_sees_in_every_action_space(action: str) -> None:
     ids=NAMES[1:],
 )
 def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 22, action=action, length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 16, action=action, length=8)
     assert score > 0.8 * 8  # chance is at most 4
 
 
@@ -76,7 +76,7 @@ def test_policies_with_other_distributions_learn_too(distribution: str, n_batche
 
 @pytest.mark.parametrize("memory", [pytest.param("lstm", marks=SLOW), "gru", pytest.param("transformer", marks=SLOW)])
 def test_ppo_with_memory_remembers(memory: str) -> None:
-    _, score = trained(ppo, PPO, debug_envs.memory, 18, T=15, delay=4, model_memory=memory, model_memory_size=16)
+    _, score = trained(ppo, PPO, debug_envs.memory, 14, T=15, delay=4, model_memory=memory, model_memory_size=16)
     assert score > 0.95
 
 
@@ -99,7 +99,7 @@ def test_ppo_without_memory_stays_at_chance() -> None:
 
 @pytest.mark.parametrize(("module", "settings"), ALGOS, ids=NAMES)
 def test_a_reward_that_comes_late_reaches_the_action_that_earned_it(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, settings, debug_envs.delayed_reward, 25, T=15, delay=4)
+    _, score = trained(module, settings, debug_envs.delayed_reward, 15, T=15, delay=4)
     assert score == 1.0  # chance is 1/3
 
 
@@ -125,7 +125,7 @@ def state_values(agent: Any, n: int) -> list[float]:
 
 
 VALUE = {"discount": 0.8, "value_coef": 1.0, "max_grad_norm": 10.0}
-LENGTHS: dict[Any, tuple[int, float]] = {ppo: (30, 4e-2), a2c: (80, 2e-2), pg: (80, 2e-2)}  # batches, learning rate
+LENGTHS: dict[Any, tuple[int, float]] = {ppo: (18, 4e-2), a2c: (80, 2e-2), pg: (80, 2e-2)}  # batches, learning rate
 VALUED = [(ppo, PPO), (a2c, A2C), pytest.param(pg, PG, marks=SLOW)]  # pg learns the same values as a2c
 
 

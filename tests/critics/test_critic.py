@@ -170,10 +170,10 @@ def rows() -> Transitions:
 )
 def test_ddpg_td3_and_sac_learn_distributions_to_returns_that_end(module: Any, value: str) -> None:
     """D4PG (Barth-Maron et al. 2018) is DDPG with categorical values."""
-    words = {"value": value, "n_atoms": 21, "v_min": -5.0, "v_max": 5.0, "critic_learning_rate": 1e-2}
+    words = {"value": value, "n_atoms": 21, "v_min": -5.0, "v_max": 5.0, "critic_learning_rate": 2e-2}
     algo = learner(module, model={"hidden": (16,), "activation": "tanh"}, **words)
     algo.replay = OneBatch(rows())
-    for _ in range(400):
+    for _ in range(150):
         algo.update()
     q = algo.critic.q(rows().inputs.observation, rows().action)
     close(q, torch.tensor([[-1.0, 3.0]] * len(q)), 0.1)  # terminated: the return is the reward

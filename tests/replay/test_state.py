@@ -24,8 +24,14 @@ Saved = Callable[[Any], Any]
 READERS = [NStep(0.5), NStep(0.5, 3), FixedSequence(5), ReturnsToGo(0.5)]
 CONFIGS: list[dict[str, Any]] = [{}, {"compress": True}, {"kind": "device"}, {"kind": "disk"}]
 RESTORED = [  # fast: each pair of values
-    pytest.param(*(value for _, value in each), marks=[pytest.mark.slow] * (sum(i for i, _ in each) % 2))
-    for each in itertools.product(*map(enumerate, (CONFIGS, (0.0, 0.6), READERS, (2, 9))))
+    pytest.param(
+        CONFIGS[c],
+        (0.0, 0.6)[a],
+        READERS[r],
+        (2, 9)[n],
+        marks=[pytest.mark.slow] * ((a, n) != ((c + r) % 2, (c // 2 + r) % 2)),
+    )
+    for c, a, r, n in itertools.product(range(4), range(2), range(4), range(2))
 ]
 
 
@@ -56,6 +62,7 @@ def test_a_restored_replay_samples_the_same(
     other = replay_for(history, reader, L=26, config=config, alpha=alpha, previous=True, seed=1)
     other.load_state_dict(saved(one.state_dict()))
     assert (one.n_rows, one.n_choices) == (other.n_rows, other.n_choices)
+    assert one.newest().tolist() == other.newest().tolist()
     for _ in range(8):
         batch = history.batch(4)
         one.append(batch)
@@ -122,7 +129,7 @@ def test_cached_digests_match_the_chunks_after_any_writes(
     monkeypatch.setattr("rlframe.replay.frames._CHUNK_BLOCKS", 8)
     history, rng, n_cached = History(2, "both"), np.random.default_rng(1), 0
     replay = replay_for(history, reader, L=40, config=config, alpha=0.6, previous=True)
-    for number in range(40):
+    for number in range(24):
         for _ in range(rng.integers(4)):
             replay.append(History(2, "both", seed=number).batch(4) if rng.random() < 0.2 else history.batch(4))
         for array in chunked_of(replay.state_dict()):
@@ -131,7 +138,7 @@ def test_cached_digests_match_the_chunks_after_any_writes(
                 assert array.digests[i] in ("", digest)
                 n_cached += bool(array.digests[i])
                 array.digests[i] = digest
-    assert n_cached > 200
+    assert n_cached > 100
 
 
 @pytest.mark.parametrize("config", [{}, {"compress": True}, {"kind": "disk"}], ids=str)
