@@ -83,6 +83,7 @@ def test_a_restored_replay_of_two_streams_samples_the_same() -> None:
     replay, histories = two_streams("both", NStep(0.5, 2), 0.6)
     other = replay_for(histories[0], NStep(0.5, 2), L=200, alpha=0.6, previous=True, n_streams=2)
     other.load_state_dict(replay.state_dict())
+    assert other.newest().tolist() == replay.newest().tolist(), "of the stream that came last"
     for history in histories:
         batch = history.batch(4)
         replay.append(batch)
