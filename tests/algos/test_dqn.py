@@ -257,7 +257,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", variants(OPTIONS, ("plain", "quantile", "normalised, fed back", "rainbow")))
 def test_every_option_learns_to_name_what_it_sees(name: str) -> None:
-    _, agent, _ = run(debug_envs.identity, 14, length=8, discount=0.5, **OPTIONS[name])
+    _, agent, _ = run(debug_envs.identity, 10, length=8, discount=0.5, **OPTIONS[name])
     assert score(agent, debug_envs.identity, length=8) > 0.9 * 8  # chance is at most 4
 
 
@@ -271,7 +271,7 @@ def q_values(env: Any, n_states: int, **kwargs: Any) -> torch.Tensor:
         "learning_rate": 2e-2,
         "target_interval": 10,
     }
-    _, agent, _ = run(env, 15, **settings, **kwargs)
+    _, agent, _ = run(env, 11, **settings, **kwargs)
     with torch.no_grad():
         return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values
 
