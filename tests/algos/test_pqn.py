@@ -113,12 +113,12 @@ def test_the_target_is_the_best_of_the_allowed_actions() -> None:
 @pytest.mark.parametrize("memory", variants(["gru", "lstm", "transformer"], ("gru",)))
 def test_it_remembers_with_memory(memory: str) -> None:
     model = {**GRU, "memory": memory}
-    agent = trained(debug_envs.memory, 16, T=12, env_delay=2, model=model, learning_rate="linear(2e-2,0)")
+    agent = trained(debug_envs.memory, 12, T=12, env_delay=2, model=model, learning_rate="linear(2e-2,0)")
     assert score(agent, debug_envs.memory, delay=2) > 0.95
 
 
 def test_a_reward_that_comes_late_reaches_the_action_that_earned_it() -> None:
-    agent = trained(debug_envs.delayed_reward, 20, T=15, env_delay=4)
+    agent = trained(debug_envs.delayed_reward, 14, T=15, env_delay=4)
     assert score(agent, debug_envs.delayed_reward, delay=4) == 1.0  # chance is 1/3
 
 
