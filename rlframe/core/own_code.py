@@ -15,7 +15,7 @@ import inspect
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -126,6 +126,17 @@ def _with_parents(name: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
+def _spec(name: str, below: Sequence[str] | None) -> ModuleSpec | None:
+    """Where a module is, of the folders `below` of the package above, which nothing may have imported."""
+    try:
+        return next(filter(None, (finder.find_spec(name, below) for finder in sys.meta_path)), None)
+    except KeyError:  # raised for a folder without __init__.py
+        folders = (Path(each, name.rpartition(".")[2]) for each in below or ())
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        return spec
+
+
 def _own_file(name: str, root: str) -> Path | None:
     """The Python file of a module, which is also searched in `root`; None if it is not own code."""
     if _is_known(name):
@@ -135,7 +146,7 @@ def _own_file(name: str, root: str) -> Path | None:
         below = spec.submodule_search_locations if spec else None
         if spec and below is None:
             return None
-        found = next(filter(None, (finder.find_spec(part, below) for finder in sys.meta_path)), None)
+        found = _spec(part, below)
         here = PathFinder.find_spec(part, [root]) if root and spec is None and found is None else None
         spec = found or here
         if spec is None:

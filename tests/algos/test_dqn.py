@@ -239,7 +239,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "quantile": {"value": "quantile", "n_atoms": 8},
     "implicit munchausen": {"value": "implicit", "n_atoms": 8, "munchausen": 0.9, "double": False},
-    "normalised, fed back": {"model_normalize_observation": True, "model_feed_back": True},
+    "fed back": {"model_feed_back": True},
     "rainbow": {
         "double": True,
         "dueling": True,
@@ -255,7 +255,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", variants(OPTIONS, ("plain", "quantile", "normalised, fed back", "rainbow")))
+@pytest.mark.parametrize("name", variants(OPTIONS, ("plain", "quantile", "fed back", "rainbow")))
 def test_every_option_learns_to_name_what_it_sees(name: str) -> None:
     _, agent, _ = run(debug_envs.identity, 10, length=8, discount=0.5, **OPTIONS[name])
     assert score(agent, debug_envs.identity, length=8) > 0.9 * 8  # chance is at most 4

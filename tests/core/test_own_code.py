@@ -81,6 +81,23 @@ def test_a_module_is_read_where_an_import_would_find_it(tmp_path: Path, monkeypa
         assert [a != b for a, b in zip(before, after, strict=True)] == [is_edit] * 2
 
 
+def test_a_module_in_folders_without_init_is_read_where_nothing_has_imported_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the processes of other ranks, which know own classes by their names alone."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for folder in ("outer_of_ranks/inner/deeper", "outer_of_ranks/inner"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "nets.py").write_text(f"folder = {folder!r}")
+    for init in ([], ["outer_of_ranks/__init__.py"]):
+        for file in init:
+            (tmp_path / file).touch()
+        digests = {source_digest(name) for name in ("outer_of_ranks.inner.nets", "outer_of_ranks.inner.deeper.nets")}
+        assert len(digests - {""}) == 2
+        assert source_digest("outer_of_ranks.inner.lost") == ""
+    assert "outer_of_ranks" not in sys.modules
+
+
 def test_a_path_may_have_any_character(tmp_path: Path) -> None:
     mine = write(tmp_path / "exp (1), lr=3")
     assert own_code({"env": f"{mine}:Env(size=3)"}) == {mine: source_digest(mine)}
