@@ -55,7 +55,8 @@ def find_attribute(name: str, key: str) -> Any:
         with suppress(AttributeError):
             found["__getattr__"](attribute)
     if attribute not in found:
-        raise ConfigError(f"{at}{module_name} has no {attribute}{nearest(attribute, found)}")
+        hint = "; its arguments lack the last bracket" if "(" in attribute else nearest(attribute, found)
+        raise ConfigError(f"{at}{module_name} has no {attribute}{hint}")
     return _with_arguments(found[attribute], arguments, at) if arguments else found[attribute]
 
 

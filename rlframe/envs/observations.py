@@ -282,7 +282,8 @@ def check_mask(mask: np.ndarray, parts: Sequence[int], ended: np.ndarray) -> Non
     some = np.logical_or.reduceat(mask != 0, starts, axis=-1) | ended[:, None]
     if not some.all():
         index = _first_bad(some)
-        raise InvalidValue(f"the action mask forbids every action: {mask[index]}", index)
+        of = f" of action[{int((~some[index]).argmax())}]" if len(parts) > 1 else ""
+        raise InvalidValue(f"the action mask forbids every action{of}: {mask[index]}", index)
 
 
 def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:

@@ -11,7 +11,7 @@ import chz
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.files import read_json
 from rlframe.core.names import find_attribute
 from rlframe.core.parts import ROOTS, module_names, part_name
@@ -102,7 +102,13 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
     below = ("", {}) if resume else algorithm_defaults(base, keys)
     sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
     chosen = choices_made(Path(resume)) if resume else {}
-    experiment, of_updates = from_flat(below[1], base, keys), list[str]()
+    try:
+        experiment, of_updates = from_flat(below[1], base, keys), list[str]()
+    except ConfigError:
+        if resume:
+            with prefixed(f"{resume}/params.json does not fit your code as it is now"):
+                from_flat(base)
+        raise
     if resume:
         asked, recorded = str(keys.get("compile", "")).lower(), str(base.get("compile", "auto")).lower()
         experiment, of_updates = compiled_as(chosen, experiment, asked, recorded)

@@ -272,6 +272,9 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
         if key in _STUDY_ONLY or key.startswith(GRIDS):
             whose = "a study, with sweep.KEY=, search.KEY= or repeats="
         elif key not in _COMMAND_KEYS:
+            around = key.rpartition(".")[0]
+            if isinstance(part := known_keys(Experiment, given).get(around), Part):
+                part.find(given.get(around, part.default))  # raises ConfigError if it has no keys, and says why
             hint = suggestion(key, given, (*SHORT_KEYS, *_COMMAND_KEYS, *chz.chz_fields(Experiment)))
             return f"unknown key {key}{hint} (--help lists the keys)"
         return f"{key}={given.get(key)} is no setting of a run: it is for {whose}"

@@ -43,6 +43,7 @@ def test_arguments_after_a_name_are_those_of_the_call(arguments: str, given: Any
         ("Limit(high=[1)", "callbacks=.*Limit\\(high=\\[1\\): "),
         ("number(high=1)", "3 takes no arguments"),
         ("Limt(high=1)", "has no Limt; did you mean Limit?"),
+        ("Limit(high=1", "has no Limit\\(high=1; its arguments lack the last bracket"),
     ],
 )
 def test_arguments_that_a_name_does_not_take_are_refused(name: str, message: str) -> None:
