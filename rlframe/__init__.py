@@ -89,7 +89,7 @@ def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRu
 
 
 def run_study(
-    variants: Any = ({},), /, seeds: Any = (0,), search: Any = (), n_steps: float | None = None, **settings: Any
+    variants: Any = ({},), seeds: Any = (0,), search: Any = (), n_steps: float | None = None, **settings: Any
 ) -> "StudyOverview":
     """Train every variant with every seed, several at a time, and return the runs with their scores and curves.
 

@@ -62,7 +62,7 @@ SHORT = {
 )
 def test_wrong_settings_start_nothing(variants: Any, settings: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        rlframe.run_study(variants, **{**SHORT, "log_dir": tmp_path / "x", **settings})
+        rlframe.run_study(variants=variants, **{**SHORT, "log_dir": tmp_path / "x", **settings})
     assert not (tmp_path / "x").exists()
 
 
