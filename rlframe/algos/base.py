@@ -43,6 +43,7 @@ class Algorithm(ABC):
 
     progress: Progress
     config: Any = None  # its Config, to be recorded
+    without_loss: tuple[str, ...] = ()  # parts of the agent that rlframe makes and no loss uses, such as model.critic
     origin: str = ""  # what it began with, of another run
     saved: Sequence[str]  # names of the attributes with state, besides the agent: parts, generators, tensors, numbers
 

@@ -53,6 +53,8 @@ class Config(ImitationConfig):
 class BC(Imitation):
     """θ <- θ + α E[∇ log π(a|s)] over the data's (s, a); or π's mode descends the squared error to a."""
 
+    without_loss = ("model.critic",)
+
     def __init__(
         self,
         agent: PolicyAgent,

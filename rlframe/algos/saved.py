@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
-from numbers import Real
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from rlframe.core.struct import Struct, leaves
 from rlframe.updates.optimizer_step import OptimizerStep
 
 _GENERATORS = np.random.Generator | torch.Generator
-_LOOKED_AT = 1_000  # entries of a list, or numbers of an array, in which changes are noticed
+_LOOKED_AT, _DEEPEST = 1_000, 10  # numbers, texts and lists of a value in which changes are noticed; lists in lists
 _CLASS = "(class)"  # the key of a Struct's class in its state, beside its fields
 
 _logger = logging.getLogger("rlframe")
@@ -230,15 +230,28 @@ def _tensors(part: Any) -> list[Tensor]:
     return [x for x in found if isinstance(x, Tensor) and not x.is_inference()]  # such a one has no count
 
 
-def content(x: Any, depth: int = 4) -> Any:
-    """What training may change in a value, as far as it is plain: numbers, texts and arrays, the first of them."""
-    if isinstance(x, list | tuple | deque | dict | set) and depth:
-        first = islice(x.items() if isinstance(x, dict) else x, _LOOKED_AT)
-        inside = [content(each, depth - 1) for each in first]
-        return len(x), frozenset(inside) if isinstance(x, set) else tuple(inside)
-    if isinstance(x, np.ndarray) and x.base is None and x.dtype.kind in "biufc" and x.size <= _LOOKED_AT:
-        return x.tobytes()
-    return repr(x) if isinstance(x, Real | str) else None
+def content(value: Any) -> Any:
+    """What training may change in a value, as far as it is plain: its numbers and texts, the first of them."""
+    left = _LOOKED_AT
+
+    def of(x: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if isinstance(x, np.ndarray) and x.dtype.kind in "biufc":
+            x = x.tolist() if x.size <= left else x.shape
+        if isinstance(x, list | tuple | deque | dict | set) and depth:
+            try:
+                first = list(islice(x.items() if isinstance(x, dict) else x, max(0, left)))
+            except Exception:  # a thread of its own changes it, for example
+                return None
+            pairs = [part for item in first for part in item] if isinstance(x, dict) else first
+            inside = [of(part, depth - 1) for part in pairs if left > 0]
+            return len(first), frozenset(inside) if isinstance(x, set) else tuple(inside)
+        if isinstance(x, Number):
+            return x if x == x else "nan"
+        return hash(x) if isinstance(x, str) else None
+
+    return of(value, _DEEPEST)
 
 
 def _kept_places(owner: Any, saved: Sequence[str]) -> set[int]:
@@ -246,6 +259,12 @@ def _kept_places(owner: Any, saved: Sequence[str]) -> set[int]:
     parts = [getattr(owner, name, None) for name in ("agent", *saved)]
     parts += [x for part in parts for x in getattr(part, "__dict__", {}).values() if isinstance(x, nn.Module | Tensor)]
     return {x.data_ptr() for part in parts for x in _tensors(part)}
+
+
+def _is_one_of(x: Any, kept: Sequence[Any]) -> bool:
+    """Whether it is one of these objects, or an array in the memory of one."""
+    arrays = [each for each in kept if isinstance(each, np.ndarray)] if isinstance(x, np.ndarray) else []
+    return any(x is each for each in kept) or any(np.may_share_memory(x, each) for each in arrays)
 
 
 class UnsavedState:
@@ -266,12 +285,13 @@ class UnsavedState:
     def look(self, owner: Any, saved: Sequence[str]) -> None:
         """Find what has changed since the last look, and what is state in any case."""
         now: dict[str, list[tuple[tuple[int, ...], int]]] = {}
-        kept = _kept_places(owner, saved)
+        kept, objects = _kept_places(owner, saved), [getattr(owner, name, None) for name in saved]
         for name in sorted(vars(owner).keys() - {"agent", *saved}):
             x = vars(owner)[name]
             own = [each for each in _tensors(x) if each.data_ptr() not in kept]
             now[name] = [(tuple(map(id, own)), sum(each._version for each in own))]
-            if type(x) in (int, float) or isinstance(x, list | dict | deque | np.ndarray):
+            is_collection = isinstance(x, list | dict | deque | np.ndarray) and not _is_one_of(x, objects)
+            if type(x) in (int, float) or is_collection:
                 now[name].append(((), hash(content(x))))
         both = [(name, zip(self._before.get(name, []), found, strict=False)) for name, found in now.items()]
         changed = [name for name, pairs in both if any(a[0] == b[0] and a[1] != b[1] for a, b in pairs)]

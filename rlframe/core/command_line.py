@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -145,14 +145,26 @@ def with_home(value: Any) -> Any:
     return value.expanduser() if isinstance(value, Path) else value
 
 
+@contextmanager
+def _showing_any_name() -> Iterator[None]:
+    """Inside the block, what the terminal's encoding lacks is printed with escapes."""
+    streams = [x for x in (sys.stdout, sys.stderr) if isinstance(x, io.TextIOWrapper) and x.errors == "strict"]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream in streams:
+            with suppress(OSError, ValueError):  # its reader has exited, or it is closed
+                stream.reconfigure(errors="strict")
+
+
+@_showing_any_name()
 def run_command(body: Callable[[list[str]], int], argv: Sequence[str], usage: str = "") -> int:
     """Run `body(argv)` and return the exit status. Without words, or with one that asks for help, print the usage.
 
     A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL and _is_main_thread():  # set by a command for its imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     show_traceback, words = False, [word for word in argv if not word.startswith("traceback=")]

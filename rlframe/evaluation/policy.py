@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,11 @@ def _check_leaf(values: np.ndarray, space: Space, name: str) -> bool:
         raise ValueError(f"{name} of {values.dtype} has fractions, which {space.dtype} of {space} has not")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError(f"{name} is not finite: {one_line(values, 100)}")
+    dtype: Any = np.dtype(space.dtype)
+    if values.dtype != dtype and dtype.kind in "iu":
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if not ((values >= least) & (values <= most)).all():
+            raise ValueError(f"{name} is outside {dtype}, {least} to {most}: {one_line(values, 100)}")
     if not isinstance(space, spaces.Box):
         first = np.asarray(getattr(space, "start", 0))
         size = getattr(space, "n", 2) if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
@@ -274,4 +280,10 @@ def _as_agents_see(observation: Tree, space: Space) -> Tree:
         case spaces.Discrete() | spaces.MultiDiscrete():
             return observation.long() - torch.as_tensor(np.asarray(space.start)).to(observation.device)
         case _:
-            return observation.to(torch.from_numpy(canonical.zeros(space, (0,))).dtype)
+            return observation.to(_torch_dtype(np.dtype(space.dtype)))
+
+
+@cache
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """In which agents see numbers of a space of this dtype."""
+    return torch.float32 if dtype == np.float64 else torch.from_numpy(np.zeros(0, dtype)).dtype

@@ -62,6 +62,8 @@ class AgentsConfig:
         for name in self.policies:
             if not _NAME.fullmatch(name):
                 raise ConfigError(f"agents.policies.{name:.60}: a policy's name has letters, digits and _ only")
+            if name == "env":
+                raise ConfigError("agents.policies.env: eval/env/ are metrics of environments; use another name")
         for name in self.train:
             if name not in self.policies:
                 known = ", ".join(self.policies) or "none that is named"

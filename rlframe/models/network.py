@@ -52,6 +52,13 @@ def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     return layer
 
 
+def vectors(x: Tensor) -> nn.Parameter:
+    """A parameter that is a vector, or one for each of k networks, [k, size], which is no matrix to an optimizer."""
+    made = nn.Parameter(x)
+    made.is_vectors = True  # type: ignore[attr-defined]
+    return made
+
+
 class Linear(nn.Module):
     """An affine map of one network, weight [out, in], or of k networks, [k, out, in], which starts as these layers."""
 
@@ -62,7 +69,7 @@ class Linear(nn.Module):
         of_all: list[list[Tensor]] = [[layer.weight, layer.bias] for layer in layers]  # type: ignore[list-item]
         weight, bias = (torch.stack(each).detach() if k else each[0].detach() for each in zip(*of_all, strict=True))
         self.weight = nn.Parameter(weight)
-        self.register_parameter("bias", nn.Parameter(bias) if has_bias else None)
+        self.register_parameter("bias", vectors(bias) if has_bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -89,8 +96,8 @@ class Norm(nn.Module):
         self.mean: Tensor
         self.variance: Tensor
         self.count: Tensor  # batches that the running statistics have seen
-        self.weight = nn.Parameter(torch.ones(shape))
-        self.register_parameter("bias", None if kind == "rms" else nn.Parameter(torch.zeros(shape)))
+        self.weight = vectors(torch.ones(shape))
+        self.register_parameter("bias", None if kind == "rms" else vectors(torch.zeros(shape)))
         self.register_buffer("mean", torch.zeros(shape) if of_batch else None)
         self.register_buffer("variance", torch.ones(shape) if of_batch else None)
         self.register_buffer("count", torch.zeros(shape[:-1]) if kind == "renorm" else None)

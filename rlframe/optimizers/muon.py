@@ -47,8 +47,7 @@ class Muon(Optimizer):
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: MuonConfig) -> None:
         super().__init__(parameters)
-        vectors = {p.shape[:2] for p in parameters if p.dim() == 3}  # [n, out] of the biases of n networks side by side
-        may_be = [p for p in parameters if p.dim() >= 2 and p.shape not in vectors]
+        may_be = [p for p in parameters if p.dim() >= 2 and not getattr(p, "is_vectors", False)]
         matrices = [p for p in may_be if min(as_matrix(p).shape[-2:]) >= config.smallest]
         its = {id(p) for p in matrices}
         rest = [p for p in parameters if id(p) not in its]

@@ -5,6 +5,7 @@ are logged as `rlframe.log` does, and written with the next row of the run's log
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -125,8 +126,8 @@ def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         check_directory(directory)
     except OSError as error:
-        broken = next((p for p in (directory, *directory.parents) if p.is_symlink() and not p.exists()), None)
-        why = f"{broken} links to {broken.readlink()}, which does not exist" if broken else error.strerror
+        links = [p for p in (directory, *directory.parents) if os.path.islink(p) and not os.path.exists(p)]
+        why = f"{links[0]} links to {os.readlink(links[0])}, which does not exist" if links else error.strerror
         raise ConfigError(f"cannot create {directory}: {why}; use another log_dir") from error
     return directory
 

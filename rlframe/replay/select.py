@@ -130,12 +130,16 @@ class Candidates:
         return (rng.random(n) * (self.hi - self.lo)).astype(np.int64) + self.lo
 
     def _draw_on_device(self, rng: np.random.Generator, n: int) -> Tensor:
-        """By shares of the number of eligible ones, each found in the running count over all slots."""
+        """By shares of the number of eligible ones, each found in the running count over all slots.
+
+        Nothing waits for that number: of a window without an eligible one, as of streams that divide a batch by the
+        lengths of their windows, it draws any.
+        """
         if self._counted is None:
-            self._counted = self.eligible.cumsum(0)
+            self._counted = self.eligible.cumsum(0, dtype=torch.int32)
         shares = self._memory.own(rng.random(n))
-        slots = torch.searchsorted(self._counted, (shares * self._counted[-1]).long(), right=True)
-        return self.at_slots(slots.clamp(max=self.n_slots - 1))  # no slot if none is eligible
+        slots = torch.searchsorted(self._counted, (shares * self._counted[-1]).int(), right=True)
+        return self.at_slots(slots.clamp(max=self.n_slots - 1)).clamp(max=self.hi - 1)
 
     def at_slots(self, slots: Array) -> Array:
         """The numbers [n] of the window that have these slots [n]."""

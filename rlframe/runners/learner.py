@@ -127,12 +127,17 @@ class Learner:
 
     def _tell_unreached(self, unreached: list[torch.Tensor]) -> None:
         """Warn of parameters of the user's networks that the first loss does not depend on; all are then forgotten."""
-        own = [
-            (name, x)
-            for name, x in self.agent.named_modules()
-            if is_own(x) and not type(x).__module__.startswith("torch.")
+        critic = getattr(self.algo, "critic", None)
+        parts = {"": self.agent, "critic": getattr(critic, "networks", critic)}
+        modules = [
+            (".".join(filter(None, (part, name))), x)
+            for part, whole in parts.items()
+            if isinstance(whole, torch.nn.Module)
+            for name, x in whole.named_modules()
         ]
-        names = {id(p): f"{module}.{name}" for module, x in own if module for name, p in x.named_parameters()}
+        own = [(name, x) for name, x in modules if name and is_own(x) and not type(x).__module__.startswith("torch.")]
+        used = [(name, x) for name, x in own if not name.startswith(self.algo.without_loss)]
+        names = {id(p): f"{module}.{name}" for module, x in used for name, p in x.named_parameters()}
         if told := [names[id(x)] for x in unreached if id(x) in names]:
             _logger.warning(
                 "the first update%s gave %s no gradient: %s. Unless a later loss uses them, they do not learn: "

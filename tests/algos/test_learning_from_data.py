@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlframe.agents import Agent, PolicyInfo
 from rlframe.algos import bc, cql, iql, marwil, td3_bc
+from rlframe.core.objects import ObjectName
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, AgentStep, BatchSpec
 from rlframe.envs import EnvConfig, make_envs
@@ -86,6 +88,27 @@ def learned(module: Any, env: str, players: list[Scripted], updates: int, **sett
         Learner(agent, algo), RunnerConfig(n_steps=updates, log_interval_steps=updates), evaluator
     ) as runner:
         return float(runner.train()["eval/return_mean"])
+
+
+def test_an_own_encoder_in_the_critic_that_bc_does_not_use_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(nn.Module):
+        def __init__(self, space: spaces.Box) -> None:
+            super().__init__()
+            self.linear = nn.Linear(space.shape[0], 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).relu()
+
+    spaces_, config = (spaces.Box(-1, 1, (3,)), spaces.Discrete(2)), bc.Config(replay=InMemory(size=64), batch_size=4)
+    agent = config.make_agent(*spaces_, ModelConfig(encoder=ObjectName("own:Own", Own, "model.encoder")), 0)
+    learner = Learner(agent, config.make_algorithm(agent, BatchSpec(8, 1), 9, 0))
+    own = [p for name, p in agent.named_parameters() if "module.linear" in name]
+    learner.algo.progress.unreached += own[2:]
+    learner._tell_unreached(learner.algo.progress.unreached)
+    assert not caplog.text
+    assert learner.algo.progress.unreached == []
+    learner._tell_unreached([*own])
+    assert caplog.text.count("gave 2 parameters no gradient: model.actor.encoder.module.linear.weight") == 1
 
 
 @pytest.mark.slow

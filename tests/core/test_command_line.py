@@ -59,6 +59,7 @@ def test_a_name_that_the_terminal_cannot_show_is_printed_with_escapes(monkeypatc
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
     assert run_command(lambda words: print(*words) or 0, ["log_dir=\u00fc"]) == 0
     assert written.getvalue() == b"log_dir=\\xfc\n"
+    assert sys.stdout.errors == "strict", "as it was"
 
 
 def test_a_value_that_begins_with_the_home_directory_is_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,7 @@ def test_what_is_no_observation_is_refused() -> None:
         ((right, {}), r"this is \(observation, info\), as env.reset\(\) returns them"),
         ([right], "an observation is a dict with image, vector, and this one is a list"),
         ({**right, "image": np.array([0.5, 0.1])}, r"observation\['image'\] of float64 has fractions, which uint8"),
+        ({**right, "image": np.array([300, 0])}, r"observation\['image'\] is outside uint8, 0 to 255: \[300"),
         ({**right, "vector": np.array([0.5, np.nan])}, r"observation\['vector'\] is not finite: \[0.5 nan\]"),
         (
             {**right, "vector": {"agent_0": 1}},

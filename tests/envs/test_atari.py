@@ -60,23 +60,24 @@ def test_games_of_other_seeds_differ(breakout: Walk) -> None:
 
 
 def test_rewards_are_clipped_and_scores_are_not() -> None:
-    seen = walk(made("ALE/Qbert-v5", 1), 60)
+    seen = walk(made("ALE/Qbert-v5", 2), 60)
     assert seen.raw_reward.max() >= 25
     np.testing.assert_array_equal(seen.reward, np.clip(seen.raw_reward, -1, 1))
-    unclipped = walk(made("ALE/Qbert-v5", 1, reward_clipping=False), 60)
+    unclipped = walk(made("ALE/Qbert-v5", 2, reward_clipping=False), 60)
     np.testing.assert_array_equal(unclipped.reward, seen.raw_reward)
 
 
 def test_frames_are_stacked_and_none_leaks_into_the_next_game() -> None:
-    seen = walk(made("ALE/Breakout-v5", 1, max_num_frames_per_episode=40), 24)
+    seen = walk(made("ALE/Breakout-v5", 2, max_num_frames_per_episode=40), 24)
     assert seen.truncated.any()
     assert not seen.terminated[seen.truncated].any()
     for t in range(1, 24):
-        now, before = seen.observation[t, 0], seen.observation[t - 1, 0]
-        if seen.first[t, 0]:
-            assert not now[:3].any(), "older frames of a new game are empty"
-        else:
-            np.testing.assert_array_equal(now[:3], before[1:])
+        for env in range(2):
+            now, before = seen.observation[t, env], seen.observation[t - 1, env]
+            if seen.first[t, env]:
+                assert not now[:3].any(), "older frames of a new game are empty"
+            else:
+                np.testing.assert_array_equal(now[:3], before[1:])
 
 
 def test_a_frame_is_the_newest_of_the_stack() -> None:
@@ -104,7 +105,7 @@ def test_options_reach_the_emulator() -> None:
 
 
 def test_continuous_actions_are_accepted() -> None:
-    walk(made("ALE/Breakout-v5", 1, continuous=True), 3)
+    walk(made("ALE/Breakout-v5", 2, continuous=True), 3)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,8 @@ def test_a_policys_name_that_metrics_cannot_have_is_refused() -> None:
     for name in ("re.d", "re/d", "re d"):
         with pytest.raises(ConfigError, match="letters, digits and _ only"):
             from_flat({"agents.map.red_*": name})
+    with pytest.raises(ConfigError, match="eval/env/ are metrics of environments; use another name"):
+        from_flat({"agents.policies.env.algo": "ppo"})
 
 
 def test_a_map_of_agents_on_the_command_line_names_policies_as_its_dotted_form_does() -> None:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.settings import from_flat
+from rlframe.models.network import Linear, Norm
 from rlframe.optimizers import (
     AdamConfig,
     AdamWConfig,
@@ -276,11 +277,14 @@ def test_muon_flattens_kernels_and_takes_networks_side_by_side_one_by_one() -> N
 
 
 def test_adam_moves_what_is_no_large_matrix() -> None:
-    many = [(40, 64, 64), (40, 64)]  # the weights and the biases of 40 networks
-    shapes = [(64, 64), (64,), (64, 4), (2, 64), (), (32, 4, 8, 8), (2, 1, 64), *many]
-    found = MuonConfig(epsilon=1e-8).make([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+    shapes = [(64, 64), (64,), (64, 4), (2, 64), (), (32, 4, 8, 8), (2, 1, 64)]
+    stacked = nn.ModuleList([Linear([nn.Linear(64, 64) for _ in range(40)], 40), Norm("layer", 64, 40)])
+    biases = stacked.to(torch.float64).parameters()
+    others = [nn.Parameter(torch.zeros(shape)) for shape in (*shapes, (40, 64))]
+    found = MuonConfig(epsilon=1e-8).make([*others, *biases])
     its = [[tuple(p.shape) for p in part.parameters] for part in found.parts]
-    assert its == [[(64, 64), (32, 4, 8, 8), many[0]], [(64,), (64, 4), (2, 64), (), (2, 1, 64), many[1]]]
+    assert its[0] == [(64, 64), (32, 4, 8, 8), (40, 64), (40, 64, 64)], "whatever the shapes of biases are"
+    assert its[1] == [(64,), (64, 4), (2, 64), (), (2, 1, 64), *[(40, 64)] * 3]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 
 from rlframe import launch
 from rlframe.algos.base import Frozen
-from rlframe.algos.saved import UnsavedState, check_attributes
+from rlframe.algos.saved import UnsavedState, check_attributes, content
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Struct, plain
 from rlframe.experiment.keys import list_parts
@@ -178,11 +178,16 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     target.register_buffer("seen", None)
     vars(algo).update(target=target, means=[torch.ones(()), kept.bias], online=[kept.weight], fixed=torch.nn.ReLU())
     vars(algo).update(batches=[], names={"a": 1}, alias=[kept.weight.detach()], targets={"q": torch.nn.Linear(1, 1)})
-    vars(algo).update(by_name={"n": 0, "x": [1.0]}, last=deque([1, 2], 2), counts=np.zeros(3), same={3, "a"})
+    vars(algo).update(by_name={"n": 0, "x": [1.0]}, last=deque([1, 2], 2), counts=np.zeros((3, 1)), same={3, "a"})
+    vars(algo).update(kept_array=np.zeros(4), deep={"a": {"b": {"c": [1]}}}, equal=[1, np.nan])
+    vars(algo).update(other_name=algo.kept_array, window=algo.kept_array[1:])
+    algo.saved = (*algo.saved, "kept_array")
     algo.state_dict()
     algo.batches = [np.ones(1)]
     algo.by_name["x"][0], algo.counts[1] = 2.0, 5
     algo.last.append(3)
+    algo.kept_array += 1
+    algo.deep["a"]["b"]["c"][0], algo.equal = 2, [np.float64(1), float("nan")]
     vars(algo).update(mine=2, counted=5, shown=torch.zeros(()))  # the last is another tensor each time
     with torch.no_grad():
         for x in (algo.averaged, algo.means[0], target.weight, kept.weight):
@@ -193,8 +198,8 @@ def test_state_that_training_changes_and_saved_does_not_name_is_warned_of(caplog
     for _ in range(3):
         algo.state_dict()
     (told,) = [record.getMessage() for record in caplog.records]
-    names = "Mine.averaged, Mine.batches, Mine.by_name, Mine.counted, Mine.counts, Mine.last, Mine.means, Mine.target"
-    names += ", Mine.targets"
+    names = "Mine.averaged, Mine.batches, Mine.by_name, Mine.counted, Mine.counts, Mine.deep, Mine.last, Mine.means"
+    names += ", Mine.target, Mine.targets"
     assert f"`saved` does not name {names}: a resumed run begins" in told
 
 
@@ -355,3 +360,16 @@ def test_updates_that_are_owed_are_no_standstill_and_those_from_empty_batches_ar
 
 def test_the_list_of_runners_says_what_each_is() -> None:
     assert "offline_rl         OfflineRl: learn from data alone" in list_parts("runners")
+
+
+def test_a_value_of_any_size_and_kind_is_looked_at_in_no_time_and_without_an_error() -> None:
+    class Broken(dict[str, int]):
+        def items(self) -> Any:
+            raise RuntimeError("changed by another thread")
+
+    itself: list[Any] = [1]
+    itself += [itself] * 30
+    assert content(Broken(a=1)) is None
+    for value in (itself, [[[1.0] * 1000] * 1000] * 1000, np.zeros((1000, 1000)), {"a": object()}, {(1, 2): 1j}):
+        assert hash(content(value)) == hash(content(value))
+    assert content(np.array([1, 2])) == content([1.0, 2.0]) != content([2, 1])
