@@ -231,7 +231,7 @@ def _tensors(part: Any) -> list[Tensor]:
 
 
 def content(value: Any) -> Any:
-    """What training may change in a value, as far as it is plain: its numbers and texts, the first of them."""
+    """What training may change in a value, as far as it is plain: the first of its numbers and texts, and lengths."""
     left = _LOOKED_AT
 
     def of(x: Any, depth: int) -> Any:
@@ -241,12 +241,12 @@ def content(value: Any) -> Any:
             x = x.tolist() if x.size <= left else x.shape
         if isinstance(x, list | tuple | deque | dict | set) and depth:
             try:
-                first = list(islice(x.items() if isinstance(x, dict) else x, max(0, left)))
+                n, first = len(x), list(islice(x.items() if isinstance(x, dict) else x, max(0, left)))
             except Exception:  # a thread of its own changes it, for example
                 return None
             pairs = [part for item in first for part in item] if isinstance(x, dict) else first
             inside = [of(part, depth - 1) for part in pairs if left > 0]
-            return len(first), frozenset(inside) if isinstance(x, set) else tuple(inside)
+            return n, frozenset(inside) if isinstance(x, set) else tuple(inside)
         if isinstance(x, Number):
             return x if x == x else "nan"
         return hash(x) if isinstance(x, str) else None

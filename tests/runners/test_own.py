@@ -372,4 +372,5 @@ def test_a_value_of_any_size_and_kind_is_looked_at_in_no_time_and_without_an_err
     assert content(Broken(a=1)) is None
     for value in (itself, [[[1.0] * 1000] * 1000] * 1000, np.zeros((1000, 1000)), {"a": object()}, {(1, 2): 1j}):
         assert hash(content(value)) == hash(content(value))
+    assert content([0.0] * 2000) != content([0.0] * 2001)
     assert content(np.array([1, 2])) == content([1.0, 2.0]) != content([2, 1])
