@@ -228,7 +228,7 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
 
 
 def _never_started(entry: Mapping[str, Any]) -> bool:
-    return entry["state"] == WAITING and not (entry["attempts"] or entry["has_directory"])
+    return entry["state"] in (WAITING, INTERRUPTED) and not entry["has_directory"]
 
 
 def _same_object(before: str, now: str) -> bool:

@@ -155,10 +155,14 @@ def test_runs_of_an_earlier_command_that_never_started_are_dropped(
     content = json.loads((tmp_path / "experiment.json").read_text())
     (done,) = content["runs"]
     begun = {**done, "state": "waiting", "name": "run_7"}
-    content["runs"] += [begun, *({**begun, "name": f"run_{n}", "attempts": 0, "has_directory": False} for n in (8, 9))]
+    none = {**begun, "has_directory": False}
+    content["runs"] += [begun, {**none, "name": "run_8", "attempts": 0}]
+    content["runs"] += [
+        {**none, "name": f"run_{9 + i}", "state": state} for i, state in enumerate(("interrupted", "failed"))
+    ]
     (tmp_path / "experiment.json").write_text(json.dumps(content))
     assert study(tmp_path, "brief", n_seeds=2) == 0
-    assert states(tmp_path) == {"run_0": "done", "run_7": "waiting", "run_1": "done"}
+    assert states(tmp_path) == {"run_0": "done", "run_7": "waiting", "run_10": "failed", "run_1": "done"}
     said = "2 runs of an earlier command never started and are not in this one, so the study does without: run_8 and 1"
     assert said in capsys.readouterr().out
 
