@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, qualified_name
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer
 from rlframe.core.types import AgentInputs
@@ -245,11 +245,22 @@ class CpuInference:
 
 def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> AgentOutputs:
     """Memory for an agent's outputs, with its initial state. Calls `agent.step` on one row to learn the shapes."""
-    device = next(agent.parameters()).device
+    device, named = next(agent.parameters()).device, qualified_name(type(getattr(agent, "model", agent)))
+    if wrong := [x.shape for x in leaves(agent.initial_state([*env_ids[:1]] * 2)) if x.shape[:1] != (2,)]:
+        raise ConfigError(
+            f"initial_state of {named} gives {list(wrong[0])} for two environments; its arrays are [n, ...], a row for "
+            f"each of n"
+        )
     row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0, :1].torch().to(device)
     state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids[:1]))
     noise = map_tree(torch.from_numpy, agent.no_noise((1,)))
     step = agent.step(row, state, map_tree(lambda x: x.to(device), noise))
+    before, after = ([list(x.shape) for x in leaves(each)] for each in (state, step.state))
+    if before != after:
+        raise ConfigError(
+            f"{named} begins with a state of {before or 'no array'} and returns one of {after or 'no array'} after a "
+            f"row; return the next state in the form of initial_state"
+        )
     initial = map_tree(lambda x: np.array(as_numpy(x)), agent.initial_state(env_ids))
     info = map_tree(lambda x: np.zeros((rows.T, rows.B, *x.shape[1:]), as_numpy(x).dtype), step.info)
     return AgentOutputs(info, map_tree(np.copy, initial), initial)

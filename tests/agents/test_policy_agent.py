@@ -1,6 +1,7 @@
 """What an agent answers when acting is what training computes again from the stored rows."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,17 @@ import pytest
 import torch
 from gymnasium import Space, spaces
 
+from rlframe.agents import PolicyAgent
 from rlframe.agents.base import NoiseBuffer
 from rlframe.algos import ppo
 from rlframe.algos.on_policy import values
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.distributions import make_distribution
 from rlframe.envs import EnvConfig, debug_envs, make_envs
-from rlframe.models import ModelConfig
+from rlframe.models import ModelConfig, PolicyModel
+from rlframe.rollout.inference import empty_batch
 from rlframe.samplers import SerialSampler
 from tests.envs.resumable import Pictures
 from tests.samplers.made import agent_for, sampler_for
@@ -160,3 +164,36 @@ def test_keys_of_gaussian_policies_are_refused_with_another_distribution() -> No
     for key in ({"log_std": -1.0}, {"state_dependent_std": True}):
         with pytest.raises(ConfigError, match=r"are for Gaussian policies; leave them out with .*=a.b:Own"):
             ModelConfig(distribution="a.b:Own", **key)  # type: ignore[arg-type]
+
+
+class Remembering(PolicyModel):
+    def __init__(self, initial: Callable[[int], Any], after: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear, self.initial, self.after = torch.nn.Linear(3, 2), initial, after
+
+    def initial_state(self, n: int) -> Any:
+        return self.initial(n)
+
+    def forward(self, inputs: AgentInputs, state: Any) -> Any:
+        params = self.linear(inputs.observation)
+        return params, params[..., 0], self.after(state)
+
+
+@pytest.mark.parametrize(
+    ("initial", "after", "says"),
+    [
+        (lambda n: torch.zeros(1, n, 4), None, r"Remembering gives \[1, 2, 4\] for two environments; its arrays are"),
+        (lambda n: torch.zeros(()), None, r"Remembering gives \[\] for two environments"),
+        (
+            lambda n: torch.zeros(n, 4),
+            lambda x: x.T,
+            r"state of \[\[1, 4\]\] and returns one of \[\[4, 1\]\] after a row",
+        ),
+        (lambda n: (), lambda x: torch.zeros(1, 4), r"a state of no array and returns one of \[\[1, 4\]\]"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_with_its_network(initial: Any, after: Any, says: str) -> None:
+    box, choice = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+    agent = PolicyAgent(Remembering(initial, after or (lambda x: x)), make_distribution(choice))
+    with pytest.raises(ConfigError, match=says):
+        empty_batch(box, choice, agent, 2, 3)
