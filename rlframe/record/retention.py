@@ -71,9 +71,9 @@ class SnapshotPolicy:
     def check(self, row: Mapping[str, float]) -> None:
         """Raise ConfigError unless the metric `best` is in the row or may appear in a later one (see `_LATE`)."""
         name = self.best.removeprefix("-")
-        of_infos = {"env/": "episode/return_mean", "eval/env/": "eval/return_mean"}
-        with_it = next((row_has for begins, row_has in of_infos.items() if name.startswith(begins)), "")
-        may_come = bool(with_it) or (without_learner(name) in METRICS and name.startswith(_LATE))
+        of_infos = {"env/": "episode/return_mean", "eval/env/": "eval/return_mean"}  # beside which rows have them
+        beside = next((metric for group, metric in of_infos.items() if name.startswith(group)), "")
+        may_come = bool(beside) or (without_learner(name) in METRICS and name.startswith(_LATE))
         may_come |= name.startswith("eval/") and not any(each.startswith("eval/") for each in row)  # none was due yet
         may_come |= name.startswith("algo/") and not row.get("updates")  # of the user's own algorithm
         if name and name not in row and not may_come:
@@ -82,7 +82,7 @@ class SnapshotPolicy:
                 f"snapshot_best={self.best!r}: this run has no metric {name!r}{nearest(name, known)}; it has "
                 f"{', '.join(row)}, and later metrics of {', '.join(_LATE)}"
             )
-        if with_it in row and name not in row:
+        if beside in row and name not in row:
             warn_once(f"snapshot_best={self.best!r}: this run has no metric {name!r} so far{nearest(name, row)}")
 
 

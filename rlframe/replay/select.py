@@ -132,8 +132,8 @@ class Candidates:
     def _draw_on_device(self, rng: np.random.Generator, n: int) -> Tensor:
         """By shares of the number of eligible ones, each found in the running count over all slots.
 
-        Nothing waits for that number: of a window without an eligible one, as of streams that divide a batch by the
-        lengths of their windows, it draws any.
+        Nothing waits for that number, so of a window without an eligible one it draws any; and streams divide a batch
+        by the lengths of their windows.
         """
         if self._counted is None:
             self._counted = self.eligible.cumsum(0, dtype=torch.int32)
