@@ -7,7 +7,7 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,23 @@ def metric_of(diagnostic: str) -> str:
     return name if name.startswith(_OF_AGENTS) else f"env/{name}"
 
 
-def policy_returns(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean return of each policy's agents, by policy; empty if environments have a single agent."""
+def diagnostic_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each number that episodes have beside their return, over those that have it, by its name."""
     found: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.diagnostics.items():
-            if name.startswith(_OF_AGENTS) and name.endswith(_RETURN):
-                found.setdefault(name.removeprefix(_OF_AGENTS).removesuffix(_RETURN), []).append(value)
-    return {policy: statistics.fmean(values) for policy, values in sorted(found.items())}
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}  # fmean raises for inf beside -inf
+
+
+def policy_returns(means: Mapping[str, float]) -> dict[str, float]:
+    """Of such means the return of each policy's agents, by policy; empty if environments have a single agent."""
+    found = {name: mean for name, mean in sorted(means.items()) if name.startswith(_OF_AGENTS)}
+    return {
+        name.removeprefix(_OF_AGENTS).removesuffix(_RETURN): mean
+        for name, mean in found.items()
+        if name.endswith(_RETURN)
+    }
 
 
 def evaluated(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -63,13 +72,10 @@ def evaluated(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
     Numbers of infos are eval/env/<name>, each the mean over the episodes that have it.
     """
-    of_policies = {f"eval/{name}/return_mean": value for name, value in policy_returns(trajectories).items()}
-    of_infos: dict[str, list[float]] = {}
-    for name, value in (each for trajectory in trajectories for each in _own(trajectory).items()):
-        if name.startswith("env/"):
-            of_infos.setdefault(f"eval/{name}", []).append(value)
-    means = {name: statistics.fmean(values) for name, values in of_infos.items()}
-    return {**summarize(list(trajectories), "eval"), **of_policies, **means}
+    means = diagnostic_means(trajectories)
+    of_policies = {f"eval/{name}/return_mean": mean for name, mean in policy_returns(means).items()}
+    of_infos = {f"eval/{metric_of(name)}": mean for name, mean in means.items() if not name.startswith(_OF_AGENTS)}
+    return {**summarize(list(trajectories), "eval"), **of_policies, **of_infos}
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class Evaluation:
 
 def _by_policy(episodes: Sequence[Trajectory]) -> str:
     """Of episodes with several agents, the mean return of an agent, by policy."""
-    found = policy_returns(episodes)
+    found = policy_returns(diagnostic_means(episodes))
     return f"; an agent's: {', '.join(f'{name} {decimals(value)}' for name, value in found.items())}" if found else ""
 
 

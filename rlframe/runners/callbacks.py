@@ -30,7 +30,7 @@ from rlframe.samplers import Source
 _NAME = "rlframe.runners.Callback"
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
 
-_COUNTED = (Real, list, dict, set, deque, np.ndarray)
+_COMPARED = (Real, list, dict, set, deque, np.ndarray)
 
 _logger = logging.getLogger("rlframe")
 
@@ -256,7 +256,7 @@ def _unsaved(callback: Callback, before: Mapping[str, Any]) -> list[str]:
 
 def _contents(callback: Callback) -> dict[str, Any]:
     """Its attributes that are numbers, and what its collections hold of them: what shows that it changes."""
-    return {name: content(x) for name, x in vars(callback).items() if isinstance(x, _COUNTED)}
+    return {name: content(x) for name, x in vars(callback).items() if isinstance(x, _COMPARED)}
 
 
 def name_of(callback: Callback) -> str:

@@ -22,7 +22,7 @@ from rlframe.core.errors import PartError, ReadableError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import Result
-from rlframe.evaluation.report import metric_of, summarize
+from rlframe.evaluation.report import diagnostic_means, metric_of, summarize
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
@@ -134,11 +134,7 @@ class TrainingLog:
             row["episode/nonzero_rewards_mean"] = statistics.fmean(each.nonzero_rewards for each in recent)
         if n_episodes := self.ranks.sum(self.n_episodes):
             row["episode/count"] = n_episodes
-        values: dict[str, list[float]] = {}
-        for trajectory in recent:
-            for name, value in trajectory.diagnostics.items():
-                values.setdefault(name, []).append(value)
-        return {**row, **{_mean_of(name): sum(each) / len(each) for name, each in values.items()}}
+        return {**row, **{_mean_of(name): mean for name, mean in diagnostic_means(recent).items()}}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,6 +1,7 @@
 """Evaluator: a fixed number of episodes of each environment, separate from training."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,8 @@ def test_numbers_of_infos_are_metrics_of_an_evaluation(tmp_path: Path) -> None:
     found = evaluated([Trajectory(1.0, 9, True, env, info) for env, info in enumerate(infos)])
     own = {name: value for name, value in found.items() if name.count("/") == 2}
     assert own == {"eval/red/return_mean": 5.0, "eval/env/success_last": 0.5, "eval/env/x": 2.0}
+    infinite = [Trajectory(1.0, 9, True, 0, {"x": x}) for x in (math.inf, -math.inf)]
+    assert math.isnan(evaluated(infinite)["eval/env/x"])
     check_agents(from_flat({"stop": "eval/env/success_last > 0.4"}), spaces.Discrete(2))
     with logger_context(tmp_path, snapshot_mode="best", snapshot_best="eval/env/x", console=False) as run:
         run.log({"env_steps": 0, "eval/return_mean": 1.0})
