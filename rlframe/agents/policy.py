@@ -149,8 +149,7 @@ class GsdePolicyAgent(PolicyAgent):
         return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
     def parts_of(self, state: Tree) -> AgentState:
-        found: AgentState = state
-        return found
+        return state
 
     def joined(self, parts: AgentState) -> Tree:
         return parts

@@ -142,8 +142,7 @@ class QAgent(ModelAgent):
         return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
     def parts_of(self, state: Tree) -> AgentState:
-        found: AgentState = state
-        return found
+        return state
 
     def joined(self, parts: AgentState) -> Tree:
         return parts
@@ -160,8 +159,7 @@ class QAgent(ModelAgent):
 
         def params(inputs: AgentInputs) -> Tensor:
             values, _ = self.model(inputs, self.memory(1), 0.0)
-            logits: Tensor = chooses.log_probabilities(self.of_allowed(self.kind.q(values), inputs), level, torch)
-            return logits
+            return chooses.log_probabilities(self.of_allowed(self.kind.q(values), inputs), level, torch)
 
         return params, Categorical(n_actions)
 

@@ -170,8 +170,7 @@ class Algorithm(ABC):
         return self._unsaved_state().lost
 
     def _unsaved_state(self) -> UnsavedState:
-        found: UnsavedState = vars(self).setdefault("_unsaved", UnsavedState())
-        return found
+        return vars(self).setdefault("_unsaved", UnsavedState())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. See `load_states`."""

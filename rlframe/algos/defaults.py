@@ -45,8 +45,7 @@ def learns_from(config: Any) -> str:
 
     batches: those of a sampler, as they arrive; replay: rows that it keeps; episodes: whole ones, of runner=evolution.
     """
-    found: str = getattr(config, "learns_from", "batches")
-    return found
+    return getattr(config, "learns_from", "batches")
 
 
 def learns_jointly(config: Any) -> bool:
@@ -54,8 +53,7 @@ def learns_jointly(config: Any) -> bool:
 
     Its Config then has make_joint(agent, n_agents, batch_spec, n_steps, seed), for batches of `joint_of`.
     """
-    found: bool = getattr(config, "joint", False)
-    return found
+    return getattr(config, "joint", False)
 
 
 class Kind(Enum):

@@ -100,8 +100,7 @@ class CentralNetworks(nn.Module):
     def forward(self, rows: Tree, action: Tensor) -> Tensor:
         """Q(x, a_1, ..., a_n) [k, N, n_atoms] of observations [N, n, ...] with flags, and actions [N, n, *act]."""
         here = present(rows)
-        values: Tensor = self.networks(self.view(rows[OBSERVATION], here), where_present(action, here))
-        return values
+        return self.networks(self.view(rows[OBSERVATION], here), where_present(action, here))
 
 
 class MADDPG(ddpg.DDPG):

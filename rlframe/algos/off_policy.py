@@ -131,8 +131,7 @@ class FromReplay(Algorithm):
 
     def rows_of_update(self) -> int:
         """Rows that an update learns from."""
-        rows: int = self.config.rows_of_update()
-        return rows
+        return self.config.rows_of_update()
 
     def of_agents(self, samples: Samples) -> Samples:
         """The batch with a column for each agent, if its columns are environments of several."""

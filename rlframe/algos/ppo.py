@@ -201,8 +201,7 @@ class PPO(OnPolicyEpochs):
     def _moved_too_far(self, rows: RowTerms) -> Tensor:
         """Whether the mean KL over ranks, which stop together, passes the target."""
         kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
-        passes: Tensor = ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl
-        return passes
+        return ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl
 
     @torch.no_grad()
     def _means(self, steps: list[tuple[RowTerms, Tensor]], n_made: int) -> dict[str, Tensor]:

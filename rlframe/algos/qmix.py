@@ -145,8 +145,7 @@ class Monotonic(Mixer):
         state = self.encoder(self.view(observation, present))
         W_1 = self.W_1(state).abs().unflatten(-1, (-1, q.shape[-1]))  # [N, width, n]
         hidden = F.elu((W_1 * q.unsqueeze(-2)).sum(-1) + self.b_1(state))
-        mixed: Tensor = (self.w_2(state).abs() * hidden).sum(-1) + self.b_2(state).squeeze(-1)
-        return mixed
+        return (self.w_2(state).abs() * hidden).sum(-1) + self.b_2(state).squeeze(-1)
 
 
 class QMIX(QLearning):
@@ -212,18 +211,15 @@ class QMIX(QLearning):
     def values(self, model: QModel, inputs: AgentInputs) -> Tensor:
         """Q_a(o_a, .) [N, n, A] of each agent."""
         n = inputs.observation[VALID].shape[-1]
-        q: Tensor = unflat(self.agent.kind.q(model(agent_rows(inputs), ())[0]), n)
-        return q
+        return unflat(self.agent.kind.q(model(agent_rows(inputs), ())[0]), n)
 
     def best(self, values: Tensor, inputs: AgentInputs) -> Tensor:
         """The best allowed action [N, n] of each agent."""
         rows = agent_rows(inputs)
-        best: Tensor = unflat(self.agent.best(values.flatten(0, 1), rows), values.shape[1])
-        return best
+        return unflat(self.agent.best(values.flatten(0, 1), rows), values.shape[1])
 
     def q_tot(self, model: QModel, mixer: Mixer, values: Tensor, action: Tensor, inputs: AgentInputs) -> Tensor:
         """Q_tot(s, u) [N] of actions u [N, n]; s as `model` sees it. Agents that are not present contribute 0."""
         here, observation = present(inputs.observation), inputs.observation[OBSERVATION]
         q = where_present(taken(values, action), here)
-        mixed: Tensor = mixer(q, model.normalized(observation), here)
-        return mixed
+        return mixer(q, model.normalized(observation), here)

@@ -218,8 +218,7 @@ class R2D1(QLearning):
 
     def _values(self, model: Any, batch: Sequences) -> Tensor:
         """Of the rows that are learned from, with gradient from their first on."""
-        values: Tensor = model(*self.after_burn_in(model, batch))[0]
-        return values
+        return model(*self.after_burn_in(model, batch))[0]
 
     def after_burn_in(self, model: Any, batch: Sequences) -> tuple[AgentInputs, Tree]:
         """The inputs [learn_T + 1, n] of the rows that are learned from, and a network's memory before them."""

@@ -302,8 +302,7 @@ def side_by_side_inputs(rows: Mapping[str, Any], prev_action: Tree) -> AgentInpu
 
 def agent_rows(inputs: AgentInputs) -> AgentInputs:
     """The inputs [N, n, ...] of a policy's agents side by side as rows of their own, [N * n, ...]."""
-    found: AgentInputs = flat(side_by_side_inputs(inputs.observation, inputs.prev_action))
-    return found
+    return flat(side_by_side_inputs(inputs.observation, inputs.prev_action))
 
 
 def _columns(tree: Tree) -> Any:

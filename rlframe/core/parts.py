@@ -351,8 +351,7 @@ def find_module(name: str, package: str) -> ModuleType:
 
 def kinds_of(package: str) -> Mapping[str, type]:
     """The Configs of a package's kinds by name, if it names them in KINDS; empty where a kind is a module."""
-    kinds: Mapping[str, type] = vars(importlib.import_module(package)).get("KINDS", {})
-    return kinds
+    return vars(importlib.import_module(package)).get("KINDS", {})
 
 
 def module_names(package: str) -> list[str]:

@@ -123,5 +123,4 @@ def _array(space: Space, values: list[Any], name: str) -> np.ndarray:
     """Values [n, *space.shape]; raises ValueError if they do not fit."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise ValueError(f"{name}: only one array is imported, not {type(space).__name__}")
-    found: np.ndarray = fitted(space, np.array(values), len(values), name)
-    return found
+    return fitted(space, np.array(values), len(values), name)

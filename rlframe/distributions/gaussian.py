@@ -117,8 +117,7 @@ class TanhGaussian(Distribution):
         return shaped(params[..., : self.size].tanh(), self.shape)
 
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
-        found: Tensor = self.log_prob_flat(params, flat(action, self.shape), torch)
-        return found
+        return self.log_prob_flat(params, flat(action, self.shape), torch)
 
     def log_prob_flat(self, params: Any, action: Any, xp: Any) -> Any:
         """The same of actions [..., d] of arrays of `xp`, torch or numpy."""

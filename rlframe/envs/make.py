@@ -240,8 +240,7 @@ def _named(config: EnvConfig, target: Target) -> str:
 def resolve(id_: str | Callable[..., Any]) -> Target:
     """Gymnasium's specification for an id, or the callable that it names. Raises ConfigError if there is none."""
     if isinstance(id_, ObjectName):
-        target: Target = id_.value
-        return target
+        return id_.value
     if not isinstance(id_, str):
         if not callable(id_):
             raise ConfigError(f"env={id_!r} is not a Gymnasium id, package.module:callable, or a callable")

@@ -107,8 +107,7 @@ class WorkerPlayers(Players):
         self._shared, shared_claims = make_shared_parameters(population), share_zeros(claims, "claims")
         arguments = agent, self._pool.n, discount, max_length
         self._pool.assign(WorkerTask(make_play_handler, (self._shared, shared_claims), arguments))
-        found: np.ndarray = shared_claims.tree
-        return found
+        return shared_claims.tree
 
     def post(self, population: Generation) -> None:
         post_parameters(self._shared.tree, population)

@@ -198,8 +198,7 @@ def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm
 def _make_rewards(experiment: Experiment, sampler: Source, algo: Algorithm, in_spaces: tuple[Space, Space]) -> Rewards:
     """The rewards that an algorithm learns from, with their bonus."""
     n_steps, bonus = experiment.runner.n_steps, experiment.reward.bonus
-    found: Rewards = bonus.add_to(rewards_for(sampler, algo), algo, in_spaces, n_steps, experiment.seed)
-    return found
+    return bonus.add_to(rewards_for(sampler, algo), algo, in_spaces, n_steps, experiment.seed)
 
 
 def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
@@ -310,8 +309,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device, affinity: Affinity) -> Source:
     """`device`: of the learner, where samplers act that the affinity gives no GPUs of their own."""
     config, devices = experiment.sampler_config(), [f"cuda:{gpu}" for gpu in affinity.sampler_gpus] or [str(device)]
-    made: Source = experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed, devices)
-    return made
+    return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed, devices)
 
 
 def make_agent(

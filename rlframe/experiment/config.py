@@ -180,8 +180,7 @@ class Experiment:
     def env_config(self) -> EnvConfig:
         policies = self.agents.policy_map()
         own = EnvConfig(self.env, dict(self.env_kwargs), self.env_backend, options=self.env_options, policies=policies)
-        config: EnvConfig = self.sampler.adapted(own)
-        return config
+        return self.sampler.adapted(own)
 
     def eval_env_config(self) -> EnvConfig:
         own, options = self.env_kwargs if self.eval.env in ("", self.env) else {}, self.env_options

@@ -142,8 +142,7 @@ class LiveRun:
         evaluator = self.runner.evaluator
         if evaluator is None:
             raise ConfigError("this run has no evaluator: use runner=minibatch_rl_eval and eval.n_episodes above 0")
-        metrics: dict[str, float] = self._within(evaluator.evaluate_now, self.runner.env_steps)
-        return metrics
+        return self._within(evaluator.evaluate_now, self.runner.env_steps)
 
     def load(self, state: Mapping[str, Any], source: str) -> None:
         """Continue from a saved state, before the first row; `source`: where it is, for the log."""

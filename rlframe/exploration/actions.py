@@ -273,12 +273,10 @@ class OwnExplorationConfig(ExploreConfig):
         return cls
 
     def make_q(self, n_actions: int, masked: bool) -> QExploration:
-        made: QExploration = self._made(QExploration, "Q-values", n_actions, masked)
-        return made
+        return self._made(QExploration, "Q-values", n_actions, masked)
 
     def make_noise(self, size: int) -> ActionNoise:
-        made: ActionNoise = self._made(ActionNoise, "actions of numbers", size)
-        return made
+        return self._made(ActionNoise, "actions of numbers", size)
 
     def _made(self, base: type, of: str, *arguments: Any) -> Any:
         cls: Any = self.load()

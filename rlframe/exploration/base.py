@@ -295,8 +295,7 @@ def config_of(given: ExploreConfig | str) -> ExploreConfig:
     Raises:
         ConfigError: there is no such kind or class.
     """
-    config: ExploreConfig = Part(PACKAGE, given).make(given) if isinstance(given, str) else given
-    return config
+    return Part(PACKAGE, given).make(given) if isinstance(given, str) else given
 
 
 def explore(default: str, kinds: Sequence[str], numbers: Mapping[str, Scheduled] = MappingProxyType({})) -> Any:

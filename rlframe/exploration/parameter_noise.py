@@ -156,8 +156,7 @@ class ParameterNoise(NetworkNoise):
 
     def _perturbed(self, model: Any, observation: Tree, scales: Tensor) -> Tensor:
         """The parameters [n, P] of rows whose linear layers are perturbed by the scales [n, 1]."""
-        found: Tensor = self.perturbation(model.mlp.layers, model.features(observation), scales)
-        return found
+        return self.perturbation(model.mlp.layers, model.features(observation), scales)
 
     def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
         features, body = model.numpy_features(n), self.perturbation.numpy_forward(model.mlp.layers)

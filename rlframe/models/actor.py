@@ -110,8 +110,7 @@ class Actor(ActorModel):
         self.head = make_head(self.mlp.size) if make_head else nn.Identity()
 
     def outputs(self, normalized: Tree) -> Tensor:
-        found: Tensor = self.head(self.mlp(self.encoder(self.view(normalized))))
-        return found
+        return self.head(self.mlp(self.encoder(self.view(normalized))))
 
     def features(self, observation: Tree) -> Tensor:
         """The input of the MLP [n, F]."""

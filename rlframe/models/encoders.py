@@ -187,8 +187,7 @@ class Hadamax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = zip(self.norms, self.both(x).chunk(2, 1), strict=True)
         one, other = (F.gelu(norm(part), approximate="tanh") for norm, part in parts)
-        pooled: Tensor = self.pool(one * other)
-        return pooled
+        return self.pool(one * other)
 
 
 def hadamax(image: Image, stages: Sequence[int] = ()) -> nn.Sequential:

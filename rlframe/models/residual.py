@@ -102,8 +102,7 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.full((k, 1, n_out) if k else (n_out,), scale))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.scale * self.linear(x)
-        return found
+        return self.scale * self.linear(x)
 
 
 class SphereBlock(nn.Module):

@@ -194,8 +194,7 @@ class ReplayBuffer(Generic[Batch]):
         return replace(batch, index=batch.index * self._n + i) if self._n > 1 else batch
 
     def _read_rows(self, i: int, numbers: Array, weight: Tensor) -> Batch:
-        batch: Batch = self._memory.delivered(self._readers[i].read(numbers, weight))
-        return batch
+        return self._memory.delivered(self._readers[i].read(numbers, weight))
 
     def _joined(self, parts: list[Batch]) -> Batch:
         return parts[0] if len(parts) == 1 else self.join(parts)
@@ -238,8 +237,7 @@ class ReplayBuffer(Generic[Batch]):
         Their priority is the highest so far or a fixed one, or what the reader knows of it.
         """
         reader = self._readers[self._newest]
-        index: np.ndarray = reader.to_index(reader.candidates.newest) * self._n + self._newest
-        return index
+        return reader.to_index(reader.candidates.newest) * self._n + self._newest
 
     def state_dict(self) -> dict[str, Any]:
         """Rows, priorities and generator; arrays are views where possible, valid until the next `append`."""

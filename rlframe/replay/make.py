@@ -87,8 +87,7 @@ class ReplayConfig:
 
     def for_trial(self, size: int) -> ReplayConfig:
         """One of so many rows, to measure updates with before a run starts."""
-        smaller: ReplayConfig = chz.replace(self, size=min(self.size, size))
-        return smaller
+        return chz.replace(self, size=min(self.size, size))
 
 
 @chz.chz

@@ -30,8 +30,7 @@ class TransitionConfig(ReaderConfig[Transitions]):
         return 1
 
     def join(self, parts: list[Transitions]) -> Transitions:
-        joined: Transitions = map_tree(concatenate, *parts)
-        return joined
+        return map_tree(concatenate, *parts)
 
 
 class TransitionReader(Reader[Transitions]):

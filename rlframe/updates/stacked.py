@@ -101,8 +101,7 @@ class UpdateStack:
             step.optimizer.renew_views()
 
         def run(*tensors: Tensor) -> Sequence[Tensor]:
-            found: Sequence[Tensor] = self.meeting.meet(seat, mapped, tensors[: len(given)], mapped)
-            return found
+            return self.meeting.meet(seat, mapped, tensors[: len(given)], mapped)
 
         return Update(run, state, launched, rebuild)
 
