@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import chz
@@ -107,6 +108,12 @@ def betas() -> Any:
     return decays((0.9, 0.999), "decays of the means of gradients and of their squares")
 
 
+def adam_kernel(betas: tuple[float, ...], weight_decay: float, decoupled: bool = False) -> Callable[..., None]:
+    """Adam's step as one kernel, of lists of tensors, lr and eps; `decoupled`: see Adam."""
+    kernel, (beta1, beta2) = torch._fused_adamw_ if decoupled else torch._fused_adam_, betas
+    return partial(kernel, beta1=beta1, beta2=beta2, weight_decay=weight_decay, amsgrad=False, maximize=False)
+
+
 @chz.chz
 class AdamConfig(OptimizerConfig):
     """Adam: A Method for Stochastic Optimization. Kingma & Ba, 2015. arXiv 1412.6980 (algorithm 1)."""
@@ -139,29 +146,14 @@ class Adam(Moments):
         # The moments of dead units decay to denormals, with which a step takes up to 1.7 times as long. Zeros instead
         # change a step by less than 1.2e-38 / ε of the rate, and a root of at most 1.1e-19 vanishes beside ε.
         self.flushes = epsilon >= _LEAST_EPSILON
-        self.decoupled, self._kernel = decoupled, torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self.decoupled, self._kernel = decoupled, adam_kernel(betas, weight_decay, decoupled)
 
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, steps, means, squares = lists
         if is_recording():
             self._move_plainly(lists, rate, 1.0 if skipped is None else 1 - skipped)
             return
-        self._kernel(
-            parameters,
-            gradients,
-            means,
-            squares,
-            [],
-            steps,
-            lr=rate,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            weight_decay=self.weight_decay,
-            eps=self.epsilon,
-            amsgrad=False,
-            maximize=False,
-            found_inf=skipped,
-        )
+        self._kernel(parameters, gradients, means, squares, [], steps, lr=rate, eps=self.epsilon, found_inf=skipped)
 
     def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
         """The equations, each tensor on its own: a compiler makes loops of them."""
@@ -216,6 +208,7 @@ class RAdam(Moments):
     def __init__(self, parameters: Sequence[nn.Parameter], config: RAdamConfig) -> None:
         super().__init__(parameters, ("exp_avg", "exp_avg_sq"))
         self.config, self.flushes = config, config.epsilon >= _LEAST_EPSILON  # see Adam
+        self._kernel = adam_kernel(config.betas, config.weight_decay)
 
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         factor = 0.0 if skipped is not None or is_recording() else self._factor_of_adam()
@@ -232,22 +225,8 @@ class RAdam(Moments):
     def _as_adam(self, lists: Sequence[list[Tensor]], rate: float | Tensor, factor: float) -> None:
         """The step by Adam's kernel: of ten small parameters it takes 40 us and not 370."""
         parameters, gradients, steps, means, squares = lists
-        (beta1, beta2), c = self.config.betas, self.config
-        torch._fused_adam_(
-            parameters,
-            gradients,
-            means,
-            squares,
-            [],
-            steps,
-            lr=rate * factor,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=c.weight_decay,
-            eps=c.epsilon / math.sqrt(1 - beta2 ** float(steps[0])),
-            amsgrad=False,
-            maximize=False,
-        )
+        epsilon = self.config.epsilon / math.sqrt(1 - self.config.betas[1] ** float(steps[0]))
+        self._kernel(parameters, gradients, means, squares, [], steps, lr=rate * factor, eps=epsilon)
 
     def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
         """The equations, without a look at any value."""
