@@ -13,15 +13,7 @@ from pathlib import Path
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output, writing
-from rlframe.deploy.export import (
-    N_CHECKED,
-    FlatGreedy,
-    compare,
-    require_onnx,
-    save_onnx,
-    save_torch,
-    trace,
-)
+from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
 from rlframe.deploy.load import load_policy
 from rlframe.evaluation.policy import Policy
 from rlframe.experiment.weights import policies_at

@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import (
-    LearningCurve,
-    PlotError,
-    RunData,
-    SeedGroup,
-    choose_x,
-    choose_y,
-    make_curve,
-)
+from rlframe.analysis.curves import LearningCurve, PlotError, RunData, SeedGroup, choose_x, choose_y, make_curve
 from rlframe.analysis.figures import COLORS, literal, new_figure, save_figure, time_scale
 from rlframe.analysis.results import find_curves
 from rlframe.analysis.search_figure import fill_figure

@@ -25,12 +25,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.policy_gradient import (
-    clipped_surrogate,
-    explained_variance,
-    kl_from_ratio,
-    masked_mean,
-)
+from rlframe.ops.policy_gradient import clipped_surrogate, explained_variance, kl_from_ratio, masked_mean
 from rlframe.ops.returns import v_trace
 
 
@@ -40,8 +35,7 @@ class Config(OnPolicyConfig):
 
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=32, B=16))
     for_vectors = Defaults(
-        batch=BatchSpec(T=32, B=8),
-        own={"learning_rate": 1e-3, "epochs": 8, "minibatches": 1, "entropy_coef": 0.0},
+        batch=BatchSpec(T=32, B=8), own={"learning_rate": 1e-3, "epochs": 8, "minibatches": 1, "entropy_coef": 0.0}
     )
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
@@ -69,12 +63,7 @@ class APPO(OnPolicyEpochs):
     config: Config
 
     def __init__(
-        self,
-        agent: PolicyAgent,
-        batch_spec: BatchSpec,
-        n_steps: int,
-        config: Config | None = None,
-        seed: int = 0,
+        self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
     ) -> None:
         c = config or Config()
         check_trace_clips(c, n_steps)

@@ -23,12 +23,7 @@ from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.actor_critics import ActorCriticConfig, OffPolicyActorCritic
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import (
-    n_step_replay,
-    priorities,
-    reading_back,
-    target_policy_smoothing,
-)
+from rlframe.algos.off_policy import n_step_replay, priorities, reading_back, target_policy_smoothing
 from rlframe.algos.prioritized import PRIORITIES, check_priorities, initial_priority
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction, option, positive

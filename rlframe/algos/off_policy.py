@@ -189,14 +189,7 @@ class OffPolicy(FromReplay):
     moves: TargetMoves
     saved: Sequence[str] = (*FromReplay.saved, "moves")
 
-    def __init__(
-        self,
-        agent: Any,
-        replay: Replay,
-        exploration: ExplorationSchedule,
-        n_steps: int,
-        config: Any,
-    ) -> None:
+    def __init__(self, agent: Any, replay: Replay, exploration: ExplorationSchedule, n_steps: int, config: Any) -> None:
         """As FromReplay; `exploration`: sets the level by env_steps.
 
         Raises:
@@ -245,13 +238,7 @@ class QLearning(OffPolicy):
     saved: Sequence[str] = (*OffPolicy.saved, "optimizer", "generator")
 
     def __init__(
-        self,
-        agent: QAgent,
-        replay: Replay,
-        exploration: ExplorationSchedule,
-        n_steps: int,
-        config: Any,
-        seed: int = 0,
+        self, agent: QAgent, replay: Replay, exploration: ExplorationSchedule, n_steps: int, config: Any, seed: int = 0
     ) -> None:
         """As OffPolicy; `seed`, the run's root seed, decides what updates draw.
 

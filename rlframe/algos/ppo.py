@@ -116,12 +116,7 @@ class PPO(OnPolicyEpochs):
     config: Config
 
     def __init__(
-        self,
-        agent: PolicyAgent,
-        batch_spec: BatchSpec,
-        n_steps: int,
-        config: Config | None = None,
-        seed: int = 0,
+        self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
         super().__init__(agent, batch_spec, n_steps, config or Config(), seed)

@@ -25,13 +25,7 @@ from rlframe.algos import fields
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import (
-    FromReplayConfig,
-    QLearning,
-    check_feedforward,
-    joint_replay,
-    weighted_mean,
-)
+from rlframe.algos.off_policy import FromReplayConfig, QLearning, check_feedforward, joint_replay, weighted_mean
 from rlframe.core.config import choice, count, fraction, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.field_effects import in_state

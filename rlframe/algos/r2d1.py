@@ -26,14 +26,7 @@ from rlframe.algos import fields
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.checks import check_norms
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import (
-    FromReplayConfig,
-    QLearning,
-    priorities,
-    reading_back,
-    replay_of,
-    weighted_mean,
-)
+from rlframe.algos.off_policy import FromReplayConfig, QLearning, priorities, reading_back, replay_of, weighted_mean
 from rlframe.algos.prioritized import PRIORITIES, check_unique
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError

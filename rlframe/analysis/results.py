@@ -12,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import (
-    CLOCKS,
-    PlotError,
-    RunData,
-    SeedGroup,
-    find_experiments,
-)
+from rlframe.analysis.curves import CLOCKS, PlotError, RunData, SeedGroup, find_experiments
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import iter_csv, read_json

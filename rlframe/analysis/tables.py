@@ -10,15 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlframe.analysis.aggregates import (
-    Scores,
-    interval,
-    iqm,
-    mean,
-    median,
-    optimality_gap,
-    probability_of_improvement,
-)
+from rlframe.analysis.aggregates import Scores, interval, iqm, mean, median, optimality_gap, probability_of_improvement
 from rlframe.analysis.results import Results, claim, read_results, short
 from rlframe.core.errors import ConfigError, pluralize
 

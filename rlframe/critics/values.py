@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.ops.q_learning import (
-    categorical_loss,
-    clip_target,
-    expected_loss,
-    quantile_loss,
-    td_loss,
-)
+from rlframe.ops.q_learning import categorical_loss, clip_target, expected_loss, quantile_loss, td_loss
 
 KINDS = ("expected", "categorical", "quantile")
 

@@ -118,12 +118,7 @@ class DatasetWriter:
     """Writes episodes in batches, each a step that is complete or did not happen, also under kill -9."""
 
     def __init__(
-        self,
-        new: NewDataset,
-        resumed: int = -1,
-        token: str = "",
-        earlier: Sequence[str] = (),
-        session: str = "",
+        self, new: NewDataset, resumed: int = -1, token: str = "", earlier: Sequence[str] = (), session: str = ""
     ) -> None:
         """Make a dataset, or go on with the one there, of which the first `resumed` episodes are kept.
 

@@ -170,12 +170,7 @@ class Masked(gymnasium.Env):
     """
 
     def __init__(
-        self,
-        size: int = 4,
-        n_traps: int = 4,
-        kind: str = "discrete",
-        penalty: bool = False,
-        shuffled: bool = False,
+        self, size: int = 4, n_traps: int = 4, kind: str = "discrete", penalty: bool = False, shuffled: bool = False
     ) -> None:
         if kind not in ("discrete", "multi_discrete"):
             raise ConfigError(f"env_kwargs.kind={kind!r} is not one of discrete, multi_discrete")

@@ -26,14 +26,7 @@ from rlframe.core.multi_agent import (
     opponent_name,
     side_by_side,
 )
-from rlframe.core.spaces import (
-    ACTION_MASK,
-    check_action_space,
-    check_observation_space,
-    mask_parts,
-    unbatch,
-    zeros,
-)
+from rlframe.core.spaces import ACTION_MASK, check_action_space, check_observation_space, mask_parts, unbatch, zeros
 from rlframe.core.struct import Tree, leaves
 from rlframe.envs.base import reward_transform
 from rlframe.envs.observations import InvalidValue, check_mask, row_writer, rows_writer

@@ -36,8 +36,7 @@ class EnvOptions:
     """
 
     wrappers: tuple[str, ...] = names(
-        (),
-        "[module:Class,./file.py:Class(key=value)]: wrappers, or functions, of an environment; first innermost",
+        (), "[module:Class,./file.py:Class(key=value)]: wrappers, or functions, of an environment; first innermost"
     )
     grayscale: bool = option(False, "of images: one channel, of ITU-R 601 luma")
     resize: tuple[int, ...] = sizes((), "[height,width] that images get, by averaging over areas; default: their own")

@@ -57,12 +57,7 @@ class EvaluationFunction(BaseEvaluator):
     """
 
     def __init__(
-        self,
-        function: Function,
-        env: EnvConfig,
-        agent: Agent,
-        spaces: tuple[Space, Space],
-        interval_steps: float = 0.0,
+        self, function: Function, env: EnvConfig, agent: Agent, spaces: tuple[Space, Space], interval_steps: float = 0.0
     ) -> None:
         self.interval_steps = interval_steps
         self._function, self._env, self._agent = function, env, agent

@@ -183,10 +183,7 @@ def _encoders() -> list[tuple[str, str]]:
         ("mlp", "fully connected layers of the widths model.hidden"),
         ("nature", "three convolutions (Mnih et al. 2015), for images"),
         ("impala", "three stages of residual blocks (Espeholt et al. 2018), for images"),
-        (
-            "hadamax",
-            "three stages of products of two convolutions (Kooi et al. 2025), for images",
-        ),
+        ("hadamax", "three stages of products of two convolutions (Kooi et al. 2025), for images"),
         ("module:Class", "an nn.Module of your own, also ./file.py:Class"),
     ]
 

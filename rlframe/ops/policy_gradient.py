@@ -62,10 +62,7 @@ _EPSILON = 1e-8  # of a standard deviation
 
 
 def masked_normalize(
-    x: Tensor,
-    valid: Tensor,
-    total: Callable[[Tensor], Tensor] = lambda x: x,
-    dim: int | None = None,
+    x: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x, dim: int | None = None
 ) -> Tensor:
     """(x - mean) / (std + ε) with mean and population std over valid rows; 0 on the others.
 

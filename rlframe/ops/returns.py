@@ -28,13 +28,7 @@ from rlframe.kernels.device import is_recording
 
 @torch.no_grad()
 def generalized_advantage(
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
-    discount: float,
-    lambda_: float,
+    reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, discount: float, lambda_: float
 ) -> tuple[Tensor, Tensor]:
     """GAE(γ, λ), and the λ-return: advantage [T, B], return_ [T, B].
 
@@ -57,13 +51,7 @@ def generalized_advantage(
 
 @torch.no_grad()
 def lambda_return(
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
-    discount: float,
-    lambda_: float,
+    reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, discount: float, lambda_: float
 ) -> Tensor:
     """TD(λ) return [T, B], from one-step (λ = 0) to Monte Carlo (λ = 1).
 
@@ -84,13 +72,7 @@ def lambda_return(
 
 
 def q_lambda_return(
-    reward: Tensor,
-    q: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
-    discount: float,
-    lambda_: float,
+    reward: Tensor, q: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, discount: float, lambda_: float
 ) -> Tensor:
     """Q(λ) return [T, B] of the greedy policy, which is not cut where an action was not greedy (Peng & Williams 1994).
 

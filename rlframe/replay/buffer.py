@@ -242,11 +242,7 @@ class ReplayBuffer(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Rows, priorities and generator; arrays are views where possible, valid until the next `append`."""
         parts = [
-            {
-                "storage": storage.state_dict(),
-                "reader": reader.state_dict(),
-                "choices": reader.candidates.state_dict(),
-            }
+            {"storage": storage.state_dict(), "reader": reader.state_dict(), "choices": reader.candidates.state_dict()}
             for storage, reader in zip(self._storages, self._readers, strict=True)
         ]
         streams = {"streams": list(self._streams), "newest": self._newest}

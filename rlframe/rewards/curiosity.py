@@ -30,16 +30,7 @@ from rlframe.models.network import Network, initial_weights, orthogonal
 from rlframe.ops.policy_gradient import masked_mean, mean_weights
 from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
-from rlframe.rewards.base import (
-    Bonus,
-    BonusConfig,
-    RewardConfig,
-    Rewards,
-    Steps,
-    encoder_of,
-    normalizer,
-    rows_of,
-)
+from rlframe.rewards.base import Bonus, BonusConfig, RewardConfig, Rewards, Steps, encoder_of, normalizer, rows_of
 from rlframe.updates.compiled import Compiled
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.progress import Progress

@@ -196,12 +196,7 @@ def _form(leaf: Any) -> Any:
     return leaf if isinstance(leaf, float) else None
 
 
-def compile_update(
-    learn: Learn,
-    inputs: Tree,
-    schedules: Schedules,
-    steps: Sequence[OptimizerStep],
-) -> Update:
+def compile_update(learn: Learn, inputs: Tree, schedules: Schedules, steps: Sequence[OptimizerStep]) -> Update:
     """Record and compile `learn` for inputs of this form; changes nothing.
 
     Raises:

@@ -56,11 +56,7 @@ class OptimizerStep:
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        schedules: Schedules,
-        rate: str = "learning_rate",
-        units: Units = NO_UNITS,
+        self, optimizer: Optimizer, schedules: Schedules, rate: str = "learning_rate", units: Units = NO_UNITS
     ) -> None:
         """Args:
         schedules: of a config with `max_grad_norm`, the global norm at which gradients are clipped (inf: never), and

@@ -39,10 +39,7 @@ class CompilerFailed(NotCompiled):
 
 
 def record(
-    learn: Learn,
-    inputs: Tree,
-    schedules: Schedules,
-    steps: Sequence[OptimizerStep],
+    learn: Learn, inputs: Tree, schedules: Schedules, steps: Sequence[OptimizerStep]
 ) -> tuple[Any, list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The graph of `learn`, the tensors that it has after those of the inputs, and what makes its result of them.
 

@@ -28,13 +28,7 @@ class Schedules:
     on a GPU tensors [] that are changed in place, so that CUDA graphs read them.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        n_steps: float,
-        progress: Progress,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, config: Any, n_steps: float, progress: Progress, device: torch.device | str = "cpu") -> None:
         """Args:
         config: a chz class, or any object with attributes.    n_steps: env_steps of the run.
         device: where losses are computed.

@@ -72,12 +72,7 @@ class UpdateStack:
         self._slots[x.data_ptr()] = stack, seat
 
     def prepare(
-        self,
-        seat: int,
-        learn: Learn,
-        inputs: Tree,
-        schedules: Schedules,
-        steps: Sequence[OptimizerStep],
+        self, seat: int, learn: Learn, inputs: Tree, schedules: Schedules, steps: Sequence[OptimizerStep]
     ) -> Update:
         """As `compile_update`, of a run whose calls meet those of the others.
 
