@@ -56,8 +56,8 @@ class Agent(nn.Module, ABC):
         """State [B] of the environments with these global indices at their start; () without memory."""
 
     def parts_of(self, state: Tree) -> AgentState:
-        """What of a state is the exploration's, and what the model's: here all of it."""
-        return AgentState((), state)
+        """What of a state is the exploration's, and what the model's: all of one that is no AgentState."""
+        return state if isinstance(state, AgentState) else AgentState((), state)
 
     def joined(self, parts: AgentState) -> Tree:
         """The state with these parts."""

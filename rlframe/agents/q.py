@@ -141,9 +141,6 @@ class QAgent(ModelAgent):
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
-    def parts_of(self, state: Tree) -> AgentState:
-        return state
-
     def joined(self, parts: AgentState) -> Tree:
         return parts
 
