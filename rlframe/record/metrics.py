@@ -153,6 +153,11 @@ def without_learner(name: str) -> str:
     return f"{group}/{rest.rpartition('/')[2]}" if rest else name
 
 
+def signed(metric: str) -> tuple[str, float]:
+    """A metric without the - that says that lower is better, and the sign with which higher is."""
+    return metric.removeprefix("-"), -1.0 if metric.startswith("-") else 1.0
+
+
 def step_of(row: Mapping[str, float]) -> int:
     """Where a row, or a snapshot, stands in its run: its env_steps, or its updates where no environment is stepped."""
     return int(row["env_steps"] or row.get("updates", 0))

@@ -10,7 +10,7 @@ from typing import Any
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, StateLost, warn_once
 from rlframe.core.files import disk_error
-from rlframe.record.metrics import METRICS, step_of, without_learner
+from rlframe.record.metrics import METRICS, signed, step_of, without_learner
 from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
 from rlframe.record.snapshot import (
     OtherRanks,
@@ -63,14 +63,12 @@ class SnapshotPolicy:
         return {f"snapshot_{name}": value for name, value in asdict(self).items()}
 
     def score(self, row: Mapping[str, float], default: float) -> float:
-        if not self.best:
-            return default
-        sign = -1.0 if self.best.startswith("-") else 1.0
-        return sign * row.get(self.best.removeprefix("-"), math.nan)
+        name, sign = signed(self.best)
+        return sign * row.get(name, math.nan) if self.best else default
 
     def check(self, row: Mapping[str, float]) -> None:
         """Raise ConfigError unless the metric `best` is in the row or may appear in a later one (see `_LATE`)."""
-        name = self.best.removeprefix("-")
+        name, _ = signed(self.best)
         of_infos = {"env/": "episode/return_mean", "eval/env/": "eval/return_mean"}  # beside which rows have them
         beside = next((metric for group, metric in of_infos.items() if name.startswith(group)), "")
         may_come = bool(beside) or (without_learner(name) in METRICS and name.startswith(_LATE))

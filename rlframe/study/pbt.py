@@ -70,15 +70,6 @@ class PbtPlan:
         """Members that may copy others after an interval."""
         return int(self.n_members * self.quantile)
 
-    @property
-    def sign(self) -> float:
-        return -1.0 if self.metric.startswith("-") else 1.0
-
-    @property
-    def column(self) -> str:
-        """Of progress.csv."""
-        return self.metric.removeprefix("-")
-
     def describe(self) -> str:
         """The space, for the preview of a study."""
         lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]

@@ -23,6 +23,7 @@ from rlframe.core.files import parse_json, read_json, read_regular_file, replace
 from rlframe.experiment.objects import long_key
 from rlframe.experiment.trust import foreign
 from rlframe.record.branch import branch, change_settings, changes_of
+from rlframe.record.metrics import signed
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.study.pbt import Member, PbtPlan, first_members, next_members, schedules
 from rlframe.study.plan import PlannedRun, number_or_text
@@ -45,6 +46,7 @@ class Population:
             ConfigError: the journal is damaged or that of another plan.
         """
         self.plan, self._path, self._runs, self._statuses = plan, directory / JOURNAL, list(runs), statuses
+        self._column, self._sign = signed(plan.metric)
         self._intervals = read_journal(self._path, plan)  # up to the one that is trained now
         if not self._intervals:
             self._intervals = [first_members(plan)]
@@ -113,8 +115,8 @@ class Population:
 
     def _check_metric(self) -> None:
         columns = [name for run in self._runs for name in _columns(run)]
-        if columns and self.plan.column not in columns:
-            hint = nearest(self.plan.column, columns)
+        if columns and self._column not in columns:
+            hint = nearest(self._column, columns)
             raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
 
     def _scored(self) -> list[Member]:
@@ -132,11 +134,11 @@ class Population:
     def _score(self, run: PlannedRun, start: int) -> float:
         """The last value of the metric after `start`, higher is better; nan if there is none."""
         columns = _columns(run)
-        if self.plan.column not in columns or "env_steps" not in columns:
+        if self._column not in columns or "env_steps" not in columns:
             return math.nan
-        values = columns[self.plan.column][columns["env_steps"] > start]
+        values = columns[self._column][columns["env_steps"] > start]
         finite = values[np.isfinite(values)]
-        return self.plan.sign * float(finite[-1]) if len(finite) else math.nan
+        return self._sign * float(finite[-1]) if len(finite) else math.nan
 
     def _copy(self) -> None:
         """Make the copies of this interval that are not made yet. No run trains before they all are."""
@@ -175,7 +177,7 @@ class Population:
         best = max(known, key=lambda k: members[k].score)
         words = schedules(self.plan, self._stems_from(best))
         shown = " ".join(f"{key}={value}" for key, value in words.items())
-        score = self.plan.sign * members[best].score
+        score = self._sign * members[best].score
         path = self._path.with_name(BEST)
         config = read_json(self._runs[best].directory / "params.json")["config"]
         config |= {long_key(key): number_or_text(x) for key, x in words.items()} | {
@@ -186,7 +188,7 @@ class Population:
         replace_file(path, json.dumps({"config": config}, indent=2) + "\n")
         trust = " trust=true" if foreign(config) else ""
         again = f"python -m rlframe.launch experiment={shlex.quote(str(path))}{trust}"
-        found = f"best: {self._runs[best].name}, {self.plan.column} {score:.6g}: {shown}"
+        found = f"best: {self._runs[best].name}, {self._column} {score:.6g}: {shown}"
         return f"{found}\ntrain anew with these settings: {again}"
 
     def _stems_from(self, k: int) -> list[Member]:

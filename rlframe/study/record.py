@@ -17,6 +17,7 @@ from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
 from rlframe.record.directory import PARAMS, DirectoryLock, next_attempt, session
+from rlframe.record.metrics import signed
 from rlframe.runners.stop_rule import check_metric
 from rlframe.study.plan import PlannedRun
 
@@ -32,7 +33,7 @@ RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log ha
 def metric_of(given: KeyValues) -> str:
     """What a search or a population goes by; raises ConfigError for a name that no run logs."""
     metric = given.text("metric", RETURNS[0])
-    check_metric(metric.removeprefix("-"), f"metric={metric:.100}")
+    check_metric(signed(metric)[0], f"metric={metric:.100}")
     return metric
 
 

@@ -25,7 +25,7 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
 from rlframe.experiment.study_keys import SEARCH_KEYS
-from rlframe.record.metrics import METRICS, without_learner
+from rlframe.record.metrics import METRICS, signed, without_learner
 from rlframe.study.added import AddedFile, warn
 from rlframe.study.plan import PlannedRun
 from rlframe.study.queue import MoreRuns
@@ -83,15 +83,6 @@ class SearchPlan:
         how = f"{self.n_trials} trials of {len(self.seeds)} seeds each, by {self.searcher}, pruner {self.pruner}"
         return "\n".join([f"search: {how}, for {self.metric}", *lines])
 
-    @property
-    def lower_is_better(self) -> bool:
-        return self.metric.startswith("-")
-
-    @property
-    def column(self) -> str:
-        """Of progress.csv."""
-        return self.metric.removeprefix("-")
-
 
 def _one_of(key: str, given: KeyValues, known: Sequence[str]) -> str:
     """The value of a word; the first that is known if it is not given."""
@@ -114,6 +105,7 @@ class Search(MoreRuns):
             ConfigError: Optuna or what it needs is missing, or the journal is damaged, or that of another search.
         """
         self.plan, self._make_runs = plan, make_runs
+        self._column, self._sign = signed(plan.metric)
         with _journal():
             self._optuna = check_installed(plan)
             self._study = self._opened(directory / SEARCH_JOURNAL)
@@ -145,7 +137,7 @@ class Search(MoreRuns):
             "asha": lambda: pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
             "wilcoxon": pruners.WilcoxonPruner,
         }[plan.pruner]()
-        direction = "minimize" if plan.lower_is_better else "maximize"
+        direction = "maximize" if self._sign > 0 else "minimize"
         of = {"storage": storage, "study_name": "search", "direction": direction, "load_if_exists": True}
         study = optuna.create_study(pruner=pruner, **of)
         study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
@@ -274,7 +266,7 @@ class Search(MoreRuns):
         except (ConfigError, OSError):  # it has none yet
             columns = {}
         self._columns |= dict.fromkeys(columns)
-        values = columns.get(self.plan.column, np.empty(0))
+        values = columns.get(self._column, np.empty(0))
         updates, env_steps = (columns.get(name, np.full(len(values), np.nan)) for name in ("updates", "env_steps"))
         learned = np.where(np.isnan(updates), env_steps, updates) > 0  # the row of a late evaluation has no updates
         steps = np.nan_to_num(env_steps if np.nansum(env_steps) else updates)  # a run from data has updates alone
@@ -303,14 +295,14 @@ class Search(MoreRuns):
                 continue
             trial.report(float(values[k]), int(intervals[k]))
             if trial.should_prune():  # after each value: asha keeps the newest as that of its rung
-                self._reasons[run.setting] = f"pruned after {k + 1} values of {self.plan.column}, by {self.plan.pruner}"
+                self._reasons[run.setting] = f"pruned after {k + 1} values of {self._column}, by {self.plan.pruner}"
                 return
 
     def _check_metric(self) -> None:
         """One that rlframe knows may come with other settings, and is waited for until some trials have ended."""
-        n_waits = _WAITS * len(self.plan.seeds) if without_learner(self.plan.column) in METRICS else 1
-        if self._n_done >= n_waits and self._columns and self.plan.column not in self._columns:
-            hint = nearest(self.plan.column, self._columns)
+        n_waits = _WAITS * len(self.plan.seeds) if without_learner(self._column) in METRICS else 1
+        if self._n_done >= n_waits and self._columns and self._column not in self._columns:
+            hint = nearest(self._column, self._columns)
             raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
 
     def describe_best(self) -> str:
@@ -318,11 +310,11 @@ class Search(MoreRuns):
         self._check_metric()
         complete = self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.COMPLETE])
         if not complete:
-            lacks = self._n_done > 0 and self.plan.column not in self._columns
-            return "no trial is complete" + f": no log has {self.plan.column}" * lacks
-        found = (min if self.plan.lower_is_better else max)(complete, key=lambda each: each.value)
+            lacks = self._n_done > 0 and self._column not in self._columns
+            return "no trial is complete" + f": no log has {self._column}" * lacks
+        found = max(complete, key=lambda each: self._sign * each.value)
         words = " ".join(f"{key}={word_of(value)}" for key, value in found.params.items())
-        return f"best: trial_{found.number}, {self.plan.column} {found.value:.6g}: {words}"
+        return f"best: trial_{found.number}, {self._column} {found.value:.6g}: {words}"
 
 
 def check_installed(plan: SearchPlan) -> Any:
