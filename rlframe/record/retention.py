@@ -141,11 +141,7 @@ class Retention:
         of = {"score_of": self._policy.best} if self._policy.best else {}
         self._newest, self._updates = self._save(state_fn, {**meta, **of}, other_ranks), updates
         try:
-            if self._policy.mode != "last" and score > self._best_score:
-                set_link(self._directory / "best", self._newest)
-                self._best_score = score
-            if self._policy.mode in ("last", "best"):
-                self._drop_others()
+            self._update_kept(self._newest, score)
         except OSError as error:
             raise disk_error(f"the links to {self._newest}", self._directory, error) from error
         return self._newest
@@ -163,10 +159,14 @@ class Retention:
         if not found or not math.isfinite(score):
             return
         write_score(found[-1], score)
-        if self._policy.mode not in ("none", "last") and score > self._best_score:
-            set_link(self._directory / "best", found[-1])
-            self._best_score = score
         self.awaited = [each for each in self.awaited if each != env_steps]
+        self._update_kept(found[-1], score)
+
+    def _update_kept(self, snapshot: Path, score: float) -> None:
+        """Let `best` point to a snapshot if no score is higher, then delete those that the mode does not keep."""
+        if self._policy.mode not in ("none", "last") and score > self._best_score:
+            set_link(self._directory / "best", snapshot)
+            self._best_score = score
         if self._policy.mode in ("last", "best"):
             self._drop_others()
 
