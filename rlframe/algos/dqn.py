@@ -55,7 +55,7 @@ from rlframe.updates.optimizer_step import make_optimizer_step
 
 @chz.chz
 class Config(OffPolicyConfig):
-    """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
+    """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have others."""
 
     IDLE = (
         idle_while("v_min", "v_max", value=("expected", "quantile", "implicit"))

@@ -59,7 +59,7 @@ class DiagonalGaussian(Distribution):
         return (-0.5 * scaled**2 - log_std - _HALF_LOG_TWO_PI).sum(-1)
 
     def act(self, params: Tensor, noise: Tree) -> tuple[Tensor, Tensor]:
-        """Computes the log-probability from the noise: 12 us instead of 31 for 8 rows."""
+        """Computes the log-probability from the noise, which is faster."""
         mean, log_std = params.chunk(2, -1)
         action = shaped(torch.addcmul(mean, log_std.exp(), noise), self.shape)
         return action, (-0.5 * noise.square() - log_std).sum(-1) - self.size * _HALF_LOG_TWO_PI

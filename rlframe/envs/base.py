@@ -192,7 +192,7 @@ class InfoMeans:
         self._pending: list[dict[Any, Any]] = []
 
     def add(self, info: Mapping[Any, Any]) -> None:
-        """Add one step's `info`; never raises. Sums 32 at a time: one by one, HalfCheetah's take 3.7 us each."""
+        """Add one step's `info`; never raises. Sums 32 at a time, which is faster than one by one."""
         self._pending.append(
             {  # the environment may reuse its dict, and an array in it
                 name: value[()] if type(value) is np.ndarray and not value.shape else value

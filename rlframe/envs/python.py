@@ -36,7 +36,7 @@ _FLOAT32_SAFE = 1e38  # rewards are checked one by one if their sum exceeds this
 
 
 class PythonEnvs(Envs):
-    """Owns its environments, adding 0.5 us to an env step. Counts time limits itself, which saves a wrapper."""
+    """Owns its environments. Counts time limits itself, which saves a wrapper."""
 
     def __init__(
         self,

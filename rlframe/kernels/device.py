@@ -77,9 +77,9 @@ def has_bf16_units() -> bool:
 def bf16_is_faster() -> bool:
     """Whether this CPU convolves faster in bfloat16 than in float32; measured once a process, in some milliseconds.
 
-    Its units do not decide: Intel's avx512_bf16 without amx_bf16 takes 1.5 to 1.8 times as long, AMD's half as long.
-    What counts is the time of one thread on the CPU, so that other processes do not decide either; since they share
-    its caches, up to 24 rounds are measured before the answer is no.
+    Its units do not decide: Intel's avx512_bf16 without amx_bf16 is slower than float32, AMD's faster. What
+    counts is the time of one thread on the CPU, so that other processes do not decide either; since they share its
+    caches, up to 24 rounds are measured before the answer is no.
     """
     if not has_bf16_units():
         return False
@@ -116,7 +116,7 @@ def _cpu_seconds(x: Tensor, weight: Tensor) -> float:
 def choose_precision(name: str, device: torch.device) -> str:
     """Resolve `auto`: bf16 on a CPU that is faster in it and on a GPU with units for it, else fp32.
 
-    On an H200 large networks make 1.1 to 1.35 times the updates in it, small ones 0.98 to 1.02 times.
+    On a GPU large networks gain by it, small ones nothing (`python -m benchmarks.gpu`).
 
     Raises:
         ConfigError: bf16 on a device without bfloat16 units.

@@ -1,7 +1,6 @@
 """Adam, AdamW, RAdam, RMSProp and SGD: optimizers whose state is a few moments of each parameter, without torch.optim.
 
-torch.optim collects and checks its parameters at each step: 71 us instead of 30 for the twelve parameters of two 64x64
-networks. It also loads torch's compiler.
+torch.optim collects and checks its parameters at each step, which small networks notice, and loads torch's compiler.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def concatenate(*arrays: Array, axis: int = 0) -> Array:
 class RowArray(ABC):
     """A ring of L time steps of B rows of one shape. The slot is time % L * B + b, or by_env: b * L + time % L.
 
-    With by_env, consecutive rows are neighbours in memory, and stacks of 84x84 frames are gathered 20 % faster.
+    With by_env, consecutive rows are neighbours in memory, and stacks of frames are gathered faster.
     """
 
     def __init__(self, slots: Any, L: int, B: int, by_env: bool) -> None:
@@ -153,11 +153,7 @@ class StorageMemory(ABC):
 
 
 class HostArray(RowArray):
-    """A NumPy array, in RAM or memory-mapped.
-
-    256 rows of 17 float32 out of a million take 7 us with np.take and 16 us with torch.index_select; 160 frames of
-    84x84 take 86 us and 105 us.
-    """
+    """A NumPy array, in RAM or memory-mapped; np.take gathers rows faster than torch.index_select."""
 
     def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: StorageMemory) -> None:
         super().__init__(slots, L, B, by_env)

@@ -125,8 +125,7 @@ _LARGE_PAGE = 1 << 21
 def retain_freed_memory() -> bool:
     """Let glibc reuse freed blocks up to 1 GiB instead of returning them; False with another C library.
 
-    A Nature-CNN training step of 256 rows on two threads takes about a third less time. The first 0.5 GiB uses huge
-    pages where Linux supports them: DQN on Pong then trains 1.03 times as fast.
+    Updates of images then take less time. The first 0.5 GiB uses huge pages where Linux supports them.
     """
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)  # glibc only
@@ -156,8 +155,7 @@ def _request_huge_pages(libc: ctypes.CDLL) -> None:
 def gc_paused() -> Iterator[None]:
     """Pause garbage collection where much is made that stays: imports, compilation.
 
-    Saves 0.3 of the 2 s in which torch is imported, and a twentieth of a compilation. What the import of torch creates
-    is excluded from later collections too.
+    What the import of torch creates is excluded from later collections too.
     """
     importing, collects = "torch" not in sys.modules, gc.isenabled()
     gc.disable()
@@ -178,11 +176,8 @@ def thread_variables(concurrent: str) -> Mapping[str, str]:
     """Environment variables of a training process. NumPy gets one thread: its matrices are small.
 
     OpenMP threads spin between the operations of an update and sleep some time after it. How long they spin depends on
-    what needs the cores in between, `concurrent`. Measured with two threads on two cores of an AMD EPYC:
-
-    - `nothing` (one environment in this process): TD3 on HalfCheetah is 1.09 times as fast.
-    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s; 660 with the default.
-    - `threads` that step environments (Atari, EnvPool): PPO on Pong takes 910 steps/s; 770 with `processes`.
+    what needs the cores in between, `concurrent`: `nothing` (one environment in this process), `processes` that step
+    environments, or `threads` that do (Atari, EnvPool).
     """
     spins = _SPINS[concurrent]
     return {"OPENBLAS_NUM_THREADS": "1"} | ({} if spins is None else {"GOMP_SPINCOUNT": str(spins)})

@@ -24,8 +24,7 @@ class _Work:
 class Meeting:
     """`n` threads with a seat each, 0 to n - 1. One runs, until it comes to a `meet` or leaves; then the next does.
 
-    So what they share, such as torch's generator and settings, needs no locks, and each run is reproducible. A change
-    of threads takes 6 us.
+    So what they share, such as torch's generator and settings, needs no locks, and each run is reproducible.
     """
 
     def __init__(self, n: int) -> None:

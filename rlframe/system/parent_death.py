@@ -3,7 +3,7 @@
     python parent_death.py FD CPUS COMMAND...
 
 runs COMMAND, pinned to CPUS (0,1; - for none), and kills its process group when the pipe FD loses its last writer. It
-uses the standard library only and is run by its path, so it starts in about 15 ms. The effect survives exec, and also
+uses the standard library only and is run by its path, so it starts fast. The effect survives exec, and also
 kills work that never releases the interpreter.
 """
 

@@ -155,9 +155,8 @@ _REST = 1000  # waits without yields after a slow one
 class WakeUp:
     """A semaphore that yields the core a few times before it sleeps. Can be passed to a child process at its start.
 
-    On an idle core ten yields take 6 us and avoid the 25 to 30 us of sleeping and waking on a virtual machine: the
-    overhead of a step with two workers falls from 73 us to 15. On a busy core each yield costs a time slice, so after a
-    slow yield the next thousand waits sleep at once.
+    On an idle core ten yields avoid the longer time of sleeping and waking (`python -m benchmarks.handover`). On a
+    busy core each yield costs a time slice, so after a slow yield the next thousand waits sleep at once.
 
     The system knows it by a name, which is left behind if the process is killed. So the child removes the name as soon
     as it has opened the semaphore; a multiprocessing.Semaphore keeps it.

@@ -92,7 +92,7 @@ class SharedRanks(ExchangingRanks):
         return [int(each) for each in self._numbers[self._half]]
 
     def average(self, tensors: Sequence[Tensor], weight: Tensor | float = 1.0) -> None:
-        """On the CPU without a copy of its own: 1.7 million gradients take 2.2 ms on two cores instead of 8.7."""
+        """On the CPU without a copy of its own."""
         if not tensors or tensors[0].is_cuda:
             super().average(tensors, weight)
             return
