@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -170,12 +171,15 @@ class ReplayBuffer(Generic[Batch]):
         return self._joined([self._read(i, numbers, own) for (i, numbers), own in zip(drawn, weights, strict=True)])
 
     def sample_parts(self, n: int, n_parts: int, beta: float = 0.0) -> list[Batch]:
-        """What `sample` returns, in parts of n / n_parts; of several streams, each part is drawn on its own."""
-        if self._n > 1:
-            return [self.sample(n // n_parts, beta) for _ in range(n_parts)]
-        ((_, numbers),), weight = self._draw(n, beta)
-        parts = zip(numbers.reshape(n_parts, -1), weight.view(n_parts, -1), strict=True)
-        return [self._read_rows(0, *part) for part in parts]
+        """What `sample` returns, dealt in turn to parts of n / n_parts."""
+        drawn, weight = self._draw(n, beta)
+        starts = accumulate((len(numbers) for _, numbers in drawn), initial=0)
+        streams = [(i, numbers, start) for (i, numbers), start in zip(drawn, starts, strict=False)]
+        parts: list[Batch] = []
+        for k in range(n_parts):
+            own = [(i, numbers[(k - start) % n_parts :: n_parts]) for i, numbers, start in streams]
+            parts.append(self._read_drawn([each for each in own if len(each[1])], weight[k::n_parts]))
+        return parts
 
     def _draw(self, n: int, beta: float) -> tuple[Drawn, Tensor]:
         """Numbers, and their weights [n]."""

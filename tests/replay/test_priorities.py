@@ -200,3 +200,20 @@ def test_priorities_may_be_tensors_and_need_the_shape_of_the_index() -> None:
 def test_alpha_0_is_not_prioritized() -> None:
     with pytest.raises(ValueError, match="alpha=0"):
         Prioritized(np.random.default_rng(0), 0.0, 8)
+
+
+def test_the_parts_of_learners_are_one_draw_over_all_streams() -> None:
+    history = History(1, ends=0.0)
+    replay = replay_for(history, T=4, L=24, alpha=1.0, unique=6, n_streams=2)
+    for stream in (3, 5, 5):
+        replay.append(replace(history.batch(4), stream=stream))
+    index = np.unique(np.concatenate([replay.sample(6).index for _ in range(40)]))
+    replay.update_priorities(index, priority := np.geomspace(0.1, 10, len(index)))
+    for _ in range(5):
+        parts = replay.sample_parts(6, 2, beta=1.0)
+        assert [len(part.index) for part in parts] == [len(part.weight) for part in parts] == [3, 3]
+        drawn = np.concatenate([part.index for part in parts])
+        weight = np.concatenate([part.weight for part in parts])
+        assert len(set(drawn.tolist())) == 6
+        p = priority[np.searchsorted(index, drawn)]
+        np.testing.assert_allclose(weight, p.min() / p, rtol=1e-5)
