@@ -30,7 +30,6 @@ from rlframe.ops.policy_gradient import (
     clipped_value_error,
     explained_variance,
     kl_from_ratio,
-    masked_mean,
 )
 from rlframe.ops.returns import generalized_advantage
 
@@ -162,7 +161,7 @@ class PPO(OnPolicyEpochs):
         """One gradient step on a minibatch, unless the KL passes its target, which is the last result."""
         batch, state = inputs
         loss, rows = self.loss(*self.outputs(batch, state), batch)
-        ends = self._moved_too_far(rows) if self.config.target_kl != math.inf else None
+        ends = self._moved_too_far(rows, batch.valid) if self.config.target_kl != math.inf else None
         return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
 
     def outputs(self, batch: Batch, state: Tree) -> tuple[Tensor, Tensor]:
@@ -189,14 +188,18 @@ class PPO(OnPolicyEpochs):
         if self.config.kl_coef_target != math.inf:
             log_prob, _, _ = self.agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
             log_ratio = torch.where(samples.valid, log_prob - samples.info.log_prob, 0.0)  # type: ignore[attr-defined]
-            kl, ranks = masked_mean(kl_from_ratio(log_ratio), samples.valid), self.progress.ranks
-            self.penalty.adapt(ranks.sum_tensor(kl) / ranks.world_size, self.now.kl_coef_target)
+            self.penalty.adapt(self._mean_kl(log_ratio, samples.valid), self.now.kl_coef_target)
         return {"kl_coef": coef}
 
-    def _moved_too_far(self, rows: RowTerms) -> Tensor:
+    def _moved_too_far(self, rows: RowTerms, valid: Tensor) -> Tensor:
         """Whether the mean KL over ranks, which stop together, passes the target."""
-        kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
-        return ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl
+        return self._mean_kl(rows.log_ratio, valid) > 1.5 * self.now.target_kl
+
+    def _mean_kl(self, log_ratio: Tensor, valid: Tensor) -> Tensor:
+        """Over the valid rows of all ranks; log_ratio is 0 on others."""
+        sums = torch.stack([kl_from_ratio(log_ratio).sum(), valid.sum()])
+        kl, n = self.progress.ranks.sum_tensor(sums).unbind()
+        return kl / n.clamp(min=1)
 
     @torch.no_grad()
     def _means(self, steps: list[tuple[RowTerms, Tensor]], n_made: int) -> dict[str, Tensor]:

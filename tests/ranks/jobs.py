@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from rlframe.algos import a2c, appo, ddpg, dqn, pg, ppo, pqn, r2d1, sac, td3
-from rlframe.core.ranks import RanksDiffer, current_ranks
+from rlframe.core.ranks import RanksDiffer, current_ranks, first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -56,7 +57,10 @@ RATIO, LEARN_FROM = 2.0, 32
 
 
 def on_policy(config: Any, B: int, n_updates: int, model: dict[str, Any]) -> dict[str, Any]:
-    """Train on the batches of a real sampler of B environments; the parameters and counts afterwards."""
+    """Train on the batches of a real sampler of B environments; the parameters and counts afterwards.
+
+    In the environments after the fourth, those of rank 1, nobody acts after the first step.
+    """
     envs = make_envs(CARTPOLE, B, env_seeds(3, Role.ENV, B))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), **model), 3)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=3)) as sampler:
@@ -64,7 +68,9 @@ def on_policy(config: Any, B: int, n_updates: int, model: dict[str, Any]) -> dic
         n_valid = []
         for _ in range(n_updates):
             samples = sampler.collect()
-            n_valid.append(int(samples.valid.sum()))
+            samples.valid[1:, 4 - first_env_of_rank(B) :] = False
+            samples = replace(samples, n_env_steps=int(samples.valid.sum()))
+            n_valid.append(samples.n_env_steps)
             algo.receive(samples)
             algo.update()
     return {
@@ -74,10 +80,12 @@ def on_policy(config: Any, B: int, n_updates: int, model: dict[str, Any]) -> dic
     }
 
 
+BY_KL = {"epochs": 20, "learning_rate": 0.01, "target_kl": 0.004, "kl_coef": 1.0, "kl_coef_target": 0.002}
 ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, model
     "a2c": (a2c.Config(), 20, {}),
     "pg, normalized": (pg.Config(), 10, {"normalize_observation": True}),
-    "ppo, one minibatch": (ppo.Config(minibatches=1, epochs=3, target_kl=0.01), 5, {"normalize_observation": True}),
+    "ppo, one minibatch": (ppo.Config(minibatches=1, epochs=3), 5, {"normalize_observation": True}),
+    "ppo, by the kl": (ppo.Config(minibatches=1, **BY_KL), 8, {}),
     "pqn, one minibatch": (pqn.Config(minibatches=1, epochs=2), 5, {"norm": "layer"}),
     "appo, one minibatch": (appo.Config(minibatches=1, epochs=2), 5, {}),
     "a2c, recurrent": (a2c.Config(), 5, {"memory": "gru", "memory_size": 8}),
