@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -96,8 +97,9 @@ class SharedRanks(ExchangingRanks):
         if not tensors or tensors[0].is_cuda:
             super().average(tensors, weight)
             return
-        dtype, n = tensors[0].dtype, sum(map(Tensor.numel, tensors))
-        slots = [torch.from_numpy(slot).view(dtype) for slot in self._next_slots(n * tensors[0].element_size())]
+        n = sum(map(Tensor.numel, tensors))
+        dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
+        slots = [torch.from_numpy(slot).view(dtype) for slot in self._next_slots(n * dtype.itemsize)]
         torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=slots[self.rank])
         self._weights[self._half, self.rank] = float(weight)
         self._meet()

@@ -129,12 +129,27 @@ class OptimizerStep:
         return norm
 
     def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
-        """Over ranks, all parameters and the loss at once; a parameter without gradient has none on any rank."""
-        if self.progress.ranks.world_size == 1:
+        """Over ranks, all parameters and the loss at once.
+
+        A parameter that the rows of some ranks do not need has a gradient of 0 there. One that no rank needs has none,
+        except on a GPU, which does not wait to know.
+        """
+        ranks = self.progress.ranks
+        if ranks.world_size == 1:
             return loss
-        gradients = gradients_of(self.parameters)
-        loss = loss.clone()  # the caller's stays its own
-        self.progress.ranks.average([*gradients, loss], 1.0 if valid is None else valid.sum())
+        loss, weight = loss.clone(), 1.0 if valid is None else valid.sum()  # the caller's loss stays its own
+        if is_recording():  # each update that is made of it needs the same parameters
+            ranks.average([*gradients_of(self.parameters), loss], weight)
+            return loss
+        own = [parameter for parameter in self.parameters if parameter.requires_grad]
+        needed = torch.tensor([parameter.grad is not None for parameter in own], dtype=loss.dtype, device=self.device)
+        for parameter in own:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        ranks.average([*gradients_of(own), needed, loss], weight)
+        if self.waits and bool(needed.any()):
+            for parameter, share in zip(own, needed.tolist(), strict=True):
+                parameter.grad = parameter.grad if share else None
         return loss
 
     def _step(self, loss: Tensor, batch: Tree) -> Tensor:

@@ -52,11 +52,13 @@ def test_exchanges_of_all_kinds_and_sizes_are_exact_however_late_a_rank_comes(wo
                     assert torch.equal(ranks.sum_tensor(own), torch.full((n, 2), sum(everyone)).to(kind))
                     assert float(own.flatten()[0]) == ranks.rank + 1
                 case _:
-                    parts = [torch.full((n,), float(ranks.rank)), torch.full((2, 2), turn + 10.0 * ranks.rank)]
+                    large = torch.full((2, 2), 1e9 + turn + 10.0 * ranks.rank, dtype=torch.float64)
+                    parts = [torch.full((n,), float(ranks.rank)), large]
                     ranks.average(parts, weight=float(ranks.rank + 1))
                     mean = sum(i * (i + 1) for i in range(world_size)) / sum(everyone)
                     torch.testing.assert_close(parts[0], torch.full((n,), mean))
-                    torch.testing.assert_close(parts[1], torch.full((2, 2), turn + 10 * mean))
+                    expected_large = torch.full_like(large, 1e9 + turn + 10 * mean)
+                    torch.testing.assert_close(large, expected_large, rtol=1e-14, atol=0.0)
 
     on_each(world_size, work)
 
