@@ -76,8 +76,8 @@ class Config(ddpg.Config):
         value, view = self.kind(), CentralView(agent.observation_space, agent.action_space, n_agents)
         actions = side_by_side(agent.action_space, n_agents)
         with initial_weights(seed_int(seed, Role.CRITIC)):
-            networks = ActionNetworks(view.space, actions, value.n_atoms, agent.model_config, self.n_critics)
-            networks = redrawn(networks, agent.model_config.init)
+            model = agent.model_config.of_team()
+            networks = redrawn(ActionNetworks(view.space, actions, value.n_atoms, model, self.n_critics), model.init)
         return Critic(CentralNetworks(networks, view), value, self.ensemble())
 
     def make_joint(

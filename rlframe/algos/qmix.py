@@ -128,7 +128,7 @@ class Monotonic(Mixer):
 
     def __init__(self, view: CentralView, n_agents: int, width: int, config: ModelConfig) -> None:
         super().__init__()
-        plain = chz.replace(config.of_value(), feed_back=False, action_embedding=0)
+        plain = chz.replace(config.of_team().of_value(), feed_back=False, action_embedding=0)
         self.view, self.encoder = view, make_features(view.space, plain)
         size = feature_size(self.encoder)
         self.W_1, self.b_1 = nn.Linear(size, width * n_agents), nn.Linear(size, width)

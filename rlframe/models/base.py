@@ -248,6 +248,10 @@ class ModelConfig:
         """`of_critic`, for a network that is an encoder and its head alone: its widths come after images too."""
         return chz.replace(self.of_critic(), image_hidden=self.critic.hidden or self.image_hidden)
 
+    def of_team(self) -> ModelConfig:
+        """For a network that sees all agents at once: an encoder of the user's is for what one of them observes."""
+        return chz.replace(self, encoder="auto") if ":" in self.encoder else self
+
     def options(self, dropout: float = 0.0) -> LayerOptions:
         """What the layers of actors and critics have."""
         return LayerOptions(self.norm_input, self.norm_after, dropout, self.unit_rows, self.unit_gains)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from rlframe.algos import dqn
+from rlframe.algos import dqn, maddpg, qmix
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import map_tree
@@ -250,6 +250,14 @@ def test_a_users_module_takes_dict_observations() -> None:
     space = spaces.Dict({"a": spaces.Box(-1, 1, (1,)), "b": spaces.Box(-1, 1, (2,))})
     encoder = make_encoder(space, ModelConfig(encoder=f"{HERE}:OfDict"))
     assert encoder(sample(space, 4, 5)).shape == (4, 5, 3)
+
+
+def test_networks_that_see_a_whole_team_have_encoders_of_their_own() -> None:
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Box(-1, 1, (3,))})
+    model, action = ModelConfig(encoder=f"{HERE}:OfDict"), spaces.Box(-1, 1, (1,))
+    mixed = qmix.Config().make_agent(space, spaces.Discrete(2), model, 0)
+    assert isinstance(qmix.Config().make_mixer(mixed, 2), qmix.Monotonic)
+    maddpg.Config().make_joint_critic(maddpg.Config().make_agent(space, action, model, 0), 2)
 
 
 def test_a_users_file_is_named_by_path_and_class(tmp_path: Path) -> None:
