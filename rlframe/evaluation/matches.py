@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError, PartError, aligned, naming, one_lin
 from rlframe.core.multi_agent import FIRST, OBSERVATION, REWARD, JointSpace, PolicyMap, joint, random_actions
 from rlframe.core.names import find_attribute
 from rlframe.core.seeding import Role, generator, seed_int
-from rlframe.core.spaces import action_decoder, zeros
+from rlframe.core.spaces import ACTION_MASK, action_decoder, mask_parts, zeros
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig
@@ -78,6 +78,11 @@ class FunctionPlayer:
             action = self._function(map_tree(lambda x: x[0], row[OBSERVATION]), action_space, self._rng)
         if not action_space.contains(action):
             raise PartError(f"player {self.name}: {action!r:.60} for agent {agent} is none of {action_space}'s actions")
+        if parts := mask_parts(observation_space, action_space):
+            chosen = np.ravel(action - action_space.start)  # type: ignore[attr-defined]
+            starts = np.cumsum([0, *parts[:-1]])
+            if not row[OBSERVATION][ACTION_MASK][0, starts + chosen].all():
+                raise PartError(f"player {self.name}: {action!r:.60} for agent {agent} is forbidden by its action_mask")
         return map_tree(lambda x: np.asarray(x)[None], action)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import Space, spaces
 
 from rlframe import launch
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, PartError
 from rlframe.core.multi_agent import PolicyMap
 from rlframe.deploy.load import load_policy, load_trained
 from rlframe.envs import EnvConfig
@@ -189,3 +190,25 @@ def test_one_ply_wins_if_it_can_and_else_blocks() -> None:
     with closing(Table(EnvConfig("classic/connect_four-v3", policies=PolicyMap()))) as table:
         pair = table.play(FunctionPlayer(ONE_PLY), FunctionPlayer("random"), n_games=10, seed=0)
     assert pair.won >= 9
+
+
+def sizes_of(space: Any) -> Any:
+    return np.array(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
+def last_of_each(observation: Any, action_space: Space, rng: np.random.Generator) -> Any:
+    return action_space.start + sizes_of(action_space) - 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.MultiDiscrete([2, 3], start=[1, 0])])
+def test_an_action_that_the_mask_forbids_ends_the_match_and_names_the_player(space: Space) -> None:
+    player = FunctionPlayer(f"{__name__}:last_of_each")
+    player.start(np.random.default_rng(0), 0)
+    n = int(sizes_of(space).sum())
+    seen = spaces.Dict({"x": spaces.Box(0, 1, (1,)), "action_mask": spaces.MultiBinary(n)})
+    mask = np.ones((1, n), np.int8)
+    row = {"observation": {"x": np.zeros((1, 1)), "action_mask": mask}}
+    assert space.contains(player.act("left", row, seen, space)[0])
+    mask[0, -1] = 0
+    with pytest.raises(PartError, match=r"player .*last_of_each: .* for agent left is forbidden by its action_mask"):
+        player.act("left", row, seen, space)
