@@ -211,7 +211,10 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
     known = [*_OWN, *_OF_EVAL, *(key for key in chz.chz_fields(Experiment) if not key.startswith(_WITHOUT_EFFECT))]
     for key in words:
         if without_policy(key).startswith(_WITHOUT_EFFECT):
-            raise ConfigError(f"{key} is of training, and has no effect here (--help lists the keys)")
+            remedy = (
+                "name the players after the run: RUN random" if key == "eval.opponents" else "--help lists the keys"
+            )
+            raise ConfigError(f"{key} is of training, and has no effect here ({remedy})")
         if "." not in key and key not in known:
             raise ConfigError(f"unknown key {key!r}{nearest(key, known)} (--help lists the keys)")
     # The run's own eval.env and eval.env_kwargs would win over env and env_kwargs.

@@ -135,7 +135,10 @@ def endless(render_mode: str = "") -> gymnasium.Env:
     [
         (["n_episode=3"], "did you mean n_episodes"),
         (["record=mine-v0"], "record is of training, and has no effect here"),
-        (["eval.opponents=[random]"], "eval.opponents is of training, and has no effect here"),
+        (
+            ["eval.opponents=[random]"],
+            "eval.opponents is of training, and has no effect here (name the players after the run",
+        ),
         (["compile=true"], "compile is of training, and has no effect here"),
         (["n_episodes=x"], "whole number"),
         (["n_episodes=0"], "at least 1"),

@@ -31,6 +31,7 @@ _REMEDIES = {  # how a script gets an object of a class
     "QAgent": "from make_q_agent(...)",
     "Replay": "from config.make_replay(...)",
     "Source": "a sampler",
+    "TargetPolicy": "from load_policy(...).target() or run.policy.target()",
     "Space": "such as envs.observation_space",
     "WorkerPool": "as WorkerPool(config, n, seeds)",
 }

@@ -18,6 +18,7 @@ import chz
 import numpy as np
 import torch
 
+from rlframe.core.arguments import checked
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, aligned, pluralize, shortened
 from rlframe.core.struct import map_tree
@@ -98,7 +99,7 @@ class Report:
 
     def table(self) -> str:
         """A line for each method, one for the dataset's own episodes, and what they rest on."""
-        shown = [(each.method, *(f"{x:.2f}" for x in (each.value, each.low, each.high))) for each in self._all()]
+        shown = [(each.method, *(f"{x:.4g}" for x in (each.value, each.low, each.high))) for each in self._all()]
         rows = [("method", "estimate", "95 % from", "to"), *shown]
         return "\n".join(
             [*aligned(rows, "<>>>"), *self.notes(), *([f"warning: {self.warning}"] if self.warning else [])]
@@ -132,6 +133,7 @@ class Report:
         )
 
 
+@checked
 def estimate(
     policy: TargetPolicy,
     episodes: Iterable[Episode],

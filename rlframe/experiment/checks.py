@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import chz
 
 from rlframe.algos.defaults import learns_from
@@ -87,8 +89,8 @@ def _check_data(experiment: Experiment) -> None:
                 f"algo.replay.live=0: the rows of runner={kind_of('runner', experiment.runner)} would be lost; use "
                 f"runner=offline_rl, or algo.replay.live=0.5 to learn from both"
             )
-        if check := getattr(algo, "check_run", None):
-            check(experiment.runner.n_steps)
+        if not experiment.agents.policies:
+            _check_learns(algo, "algo", experiment.runner.n_steps)
         return
     if experiment.env == NO_ENV and experiment.evaluates and not (experiment.eval.env or experiment.eval.estimate):
         raise ConfigError(f"env={NO_ENV} cannot be played: give eval.env=, eval.estimate= or eval.n_episodes=0")
@@ -123,6 +125,15 @@ def _check_rewards_of_data(experiment: Experiment) -> None:
             )
 
 
+def _check_learns(algo: Any, key: str, n_steps: int) -> None:
+    """Raise ConfigError, with the keys below `key`, if an algorithm makes no update in so many env_steps."""
+    try:
+        if check := getattr(algo, "check_run", None):
+            check(n_steps)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("algo.", f"{key}.")) from None
+
+
 def _check_policies(experiment: Experiment) -> None:
     """Raise ConfigError unless the algorithms of several policies can learn here, and side by side."""
     for name, policy in experiment.agents.policies.items():
@@ -133,6 +144,8 @@ def _check_policies(experiment: Experiment) -> None:
             )
         if kind == "replay" and not algo.replay.is_live():
             raise ConfigError(f"{key}.replay.live=0: the rows of its agents would be lost; use {key}.replay.live=0.5")
+        if not experiment.runner.learns_from_data:
+            _check_learns(algo, key, experiment.runner.n_steps)
         if experiment.learners > 1 and experiment.n_samplers == 1:
             n, rows = experiment.learners, getattr(algo, "batch_size", 0)
             if kind != "replay" or rows % n:

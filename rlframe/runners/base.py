@@ -299,7 +299,7 @@ class Runner(ABC):
     def end_reason(self) -> str:
         """Why the training is complete; empty if it is not."""
         found, wanted = self.log.latest.get(self.return_metric, math.nan), self.options.target_return
-        if found >= wanted:
+        if found >= wanted - 1e-6 * abs(wanted):  # rewards are float32
             return f"{self.return_metric} {found:g} is at least runner.target_return={wanted:g}"
         if self.log.rule_holds:
             return f"stop={self.log.stop!r} holds"

@@ -19,6 +19,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
+from rlframe.evaluation.estimate import estimate
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.rollout.worker_pool import WorkerPool
@@ -69,6 +70,9 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     ),
     "collector must be a subclass of Collector, not the class Callback": (
         lambda p: SerialSampler(p.envs, p.agent, 4, collector=Callback)
+    ),
+    "policy must be TargetPolicy (from load_policy(...).target() or run.policy.target()), not PolicyAgent": (
+        lambda p: estimate(p.agent, [], 0.9, ["fqe"])
     ),
     "env must be EnvConfig (such as EnvConfig('CartPole-v1')), not str": (
         lambda p: Evaluator("CartPole-v1", p.agent, EvalConfig())

@@ -70,6 +70,10 @@ def test_what_is_for_several_agents_is_refused_where_there_is_one(settings: dict
             "red.algo=ppo has no replay; use learners=1",
         ),
         ({"algo": "dqn", "agents.policies.red.algo.batch_size": 5, "learners": 2}, "red.algo=dqn has batch_size=5"),
+        (
+            {**POLICIES, "runner.n_steps": 600},
+            r"with agents\.policies\.blue\.algo\.replay_ratio=.* use agents.*starts=596 or",
+        ),
     ],
 )
 def test_algorithms_of_policies_that_cannot_learn_here_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,7 +134,7 @@ def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> 
 def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=4))
-    returns = iter([1.0, 9.0, 10.0, 11.0])
+    returns = iter([1.0, 9.0, 10 * float(np.float32(0.7)) / 0.7, 11.0])  # rewards are float32: 9.9999998
     evaluator.evaluate = lambda *_: {"eval/return_mean": next(returns)}  # type: ignore[method-assign]
     with logger_context(tmp_path, console=False) as run:
         MinibatchRl(
