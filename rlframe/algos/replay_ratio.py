@@ -8,16 +8,14 @@ from fractions import Fraction
 from rlframe.core.ranks import current_ranks
 from rlframe.updates.progress import Progress
 
-_MOST_BATCHES = 8  # batches whose updates may be pending
-
 
 class ReplayRatio:
     """Counts due updates exactly: each env_step after `learning_starts` adds `replay_ratio / batch_size` updates.
 
     An update learns from batch_size rows of each replay: one a rank, or one of all learners. env_steps count over all
     ranks, so with n replays an env_step adds 1 / n of that, and all ranks have the same updates due.
-    If batches arrive faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and counted:
-    made later all at once, they would learn from data that has hardly changed.
+    If batches arrive faster than updates are made (AsyncRl), updates for more than `most_batches` are dropped and
+    counted: made later all at once, they would learn from data that has hardly changed.
     """
 
     def __init__(self, replay_ratio: float, batch_size: int, learning_starts: int, progress: Progress) -> None:
@@ -36,6 +34,7 @@ class ReplayRatio:
         self.ranks, self.ready = current_ranks(), False  # ready: every replay has rows to sample
         self.batch_size, self.learning_starts = batch_size * self.ranks.n_samplers, learning_starts
         rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
+        self.most_batches: float = 8
         self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
         self._pending = self._dropped = 0
         self._rows = 0  # learned from
@@ -49,7 +48,7 @@ class ReplayRatio:
         self._count_updates()
         more = self._share * max(after - max(before, self.learning_starts), 0)
         if self.ready:  # before, updates were impossible, not too slow
-            dropped = max(self._pending - _MOST_BATCHES * max(more, self._whole), 0)
+            dropped = int(max(self._pending - self.most_batches * max(more, self._whole), 0))
             self._pending -= dropped
             self._dropped += dropped
         self._pending += more
