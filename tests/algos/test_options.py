@@ -365,14 +365,14 @@ def test_the_kl_is_that_which_the_updates_of_the_batch_come_to() -> None:
     assert penalized([1.0], kl_coef_target=math.inf)[0].penalty.factor.item() == 1.0, "inf: it stays"
 
 
-def test_the_kl_is_the_mean_over_ranks() -> None:
+def test_the_kl_is_the_mean_over_the_rows_of_all_ranks() -> None:
     ratio = 2 / (1 + math.exp(-0.2))
     target = (ratio - 1 - math.log(ratio)) / 1.8  # alone it doubles the coefficient; half of it is within 1.5
     samples = one_step_episodes([1.0, 1.0], [0.0, 0.0], [HALF, HALF])
-    for world_size, factor in ((1, 2.0), (2, 1.0)):
+    for other, factor in (([0.0, 0.0], 2.0), ([0.0, 2.0], 1.0)):  # no row of another rank, or two without KL
         algo, _ = penalized([1.0, 1.0], kl_coef_target=target)
         algo.penalty.factor.fill_(1.0)
-        ranks = {"world_size": world_size, "sum_tensor": staticmethod(lambda x: x)}  # the KL of the other rank is 0
-        algo.progress.ranks = type("Both", (), ranks)()
+        both = staticmethod(lambda x, other=other: x + torch.tensor(other))
+        algo.progress.ranks = type("Both", (), {"world_size": 2, "sum_tensor": both})()
         algo._adapt_penalty(samples)
         assert algo.penalty.factor.item() == factor
