@@ -4,7 +4,7 @@ A command that starts a Python of its own spends 2 s of a core on imports. One t
 streams, directory, environment, session, signals, warnings and exit status all the same. Use `subprocess` where a test
 needs a new interpreter: for claims about imports, and for variables that libraries read when they are loaded.
 
-As a main program this module is the server, of all test processes of a run; it ends when they have ended.
+As a main program this module is the server; it ends when the process that started it does.
 """
 
 from __future__ import annotations
@@ -84,57 +84,40 @@ def run_python(args: list[Any], *, timeout: float, **options: Any) -> subprocess
 
 @functools.cache
 def _server() -> socket.socket:
-    """A line to the server of all test processes of this run, which the first command of them starts."""
-    address = f"\0rlframe-{os.getenv('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
-    ours = _socket()
-    while ours.connect_ex(address):
-        with _socket() as listener:
-            try:
-                listener.bind(address)
-            except OSError:  # another process was first
-                continue
-            listener.listen()
-            server = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "tests.fork_server", str(listener.fileno())],
-                cwd=ROOT,
-                env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
-            atexit.register(server.wait)
+    """The line to this process's server, which the first command starts."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.fork_server", str(theirs.fileno())],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    atexit.register(server.wait)
     atexit.register(ours.close)  # before that
     return ours
 
 
-def _socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _serve(listener: socket.socket) -> dict[str, Any]:
-    """Fork for every request; returns the request in the forked process, and exits here when all lines are closed."""
-    lines = [listener.accept()[0]]
+def _serve(line: socket.socket) -> dict[str, Any]:
+    """Fork for every request; returns the request in the forked process, and exits here when the line is closed."""
     running: dict[int, socket.socket] = {}
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    while lines:
-        ready = select.select([listener, woken, *lines], [], [])[0]
+    while True:
+        ready = select.select([line, woken], [], [])[0]
         if woken in ready:
             os.read(woken, _MESSAGE_BYTES)
             while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 with running.pop(ended[0]) as status:
                     status.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
-        if listener in ready:
-            lines.append(listener.accept()[0])
-        line = next((each for each in lines if each in ready), None)
-        if line is None:
+        if line not in ready:
             continue
         message, descriptors, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, 4)
         if not message:
-            lines.remove(line)
-            line.close()
-            continue
+            sys.exit()
         status = socket.socket(fileno=descriptors[0])
         pid = os.fork()
         if pid == 0:
@@ -144,14 +127,13 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
                 os.dup2(given, fd)
             for fd in (woken, wake, *descriptors[1:]):
                 os.close(fd)
-            for each in (listener, *lines, status, *running.values()):
+            for each in (line, status, *running.values()):
                 each.close()
             return json.loads(message)
         running[pid] = status
         status.send(str(pid).encode())
         for fd in descriptors[1:]:
             os.close(fd)
-    sys.exit()
 
 
 def _become(args: list[str], cwd: str, env: dict[str, str], new_session: bool) -> None:
@@ -193,8 +175,8 @@ def _exit(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     importlib.import_module("tests.preloaded")
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
-        request = _serve(listener)
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        request = _serve(line)
     try:
         _become(**request)
     except SystemExit as end:
