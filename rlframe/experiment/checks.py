@@ -144,7 +144,7 @@ def _check_policies(experiment: Experiment) -> None:
             )
         if kind == "replay" and not algo.replay.is_live():
             raise ConfigError(f"{key}.replay.live=0: the rows of its agents would be lost; use {key}.replay.live=0.5")
-        if not experiment.runner.learns_from_data:
+        if not experiment.runner.learns_from_data and experiment.agents.learns(name):
             _check_learns(algo, key, experiment.runner.n_steps)
         if experiment.learners > 1 and experiment.n_samplers == 1:
             n, rows = experiment.learners, getattr(algo, "batch_size", 0)

@@ -171,14 +171,16 @@ class ReplayBuffer(Generic[Batch]):
         return self._joined([self._read(i, numbers, own) for (i, numbers), own in zip(drawn, weights, strict=True)])
 
     def sample_parts(self, n: int, n_parts: int, beta: float = 0.0) -> list[Batch]:
-        """What `sample` returns, dealt in turn to parts of n / n_parts."""
+        """What `sample` returns, dealt in turn to parts of n / n_parts; raises ValueError if that is not whole."""
+        if n % n_parts:
+            raise ValueError(f"{n} rows cannot be divided among {n_parts}")
         drawn, weight = self._draw(n, beta)
         starts = accumulate((len(numbers) for _, numbers in drawn), initial=0)
         streams = [(i, numbers, start) for (i, numbers), start in zip(drawn, starts, strict=False)]
         parts: list[Batch] = []
         for k in range(n_parts):
             own = [(i, numbers[(k - start) % n_parts :: n_parts]) for i, numbers, start in streams]
-            parts.append(self._read_drawn([each for each in own if len(each[1])], weight[k::n_parts]))
+            parts.append(self._read_drawn([each for each in own if len(each[1])], weight[k::n_parts].contiguous()))
         return parts
 
     def _draw(self, n: int, beta: float) -> tuple[Drawn, Tensor]:

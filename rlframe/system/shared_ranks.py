@@ -93,7 +93,7 @@ class SharedRanks(ExchangingRanks):
         return [int(each) for each in self._numbers[self._half]]
 
     def average(self, tensors: Sequence[Tensor], weight: Tensor | float = 1.0) -> None:
-        """On the CPU without a copy of its own."""
+        """As in ExchangingRanks, but on the CPU without a copy of all tensors."""
         if not tensors or tensors[0].is_cuda:
             super().average(tensors, weight)
             return

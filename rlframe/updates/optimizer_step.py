@@ -116,10 +116,10 @@ class OptimizerStep:
 
     @torch.no_grad()
     def _apply(self, loss: Tensor, batch: Tree, valid: Tensor | None, unless: Tensor | None) -> Tensor:
+        loss = self._average(loss, valid)
         if self._is_first:
             self._is_first = False
             self.progress.unreached += [p for p in self.parameters if p.requires_grad and p.grad is None]
-        loss = self._average(loss, valid)
         waits = self.waits and not self.is_captured
         norm = self._step(loss, batch) if waits else self._launch(loss, batch, unless)
         for parameter in self.parameters:
@@ -131,25 +131,26 @@ class OptimizerStep:
     def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
         """Over ranks, all parameters and the loss at once.
 
-        A parameter that the rows of some ranks do not need has a gradient of 0 there. One that no rank needs has none,
-        except on a GPU, which does not wait to know.
+        A parameter that the rows of some ranks do not need has a gradient of 0 there. One that no rank needs has none;
+        on a GPU, where the host would have to wait to know that, it has one of 0.
         """
-        ranks = self.progress.ranks
-        if ranks.world_size == 1:
-            return loss
-        loss, weight = loss.clone(), 1.0 if valid is None else valid.sum()  # the caller's loss stays its own
-        if is_recording():  # each update that is made of it needs the same parameters
-            ranks.average([*gradients_of(self.parameters), loss], weight)
+        if self.progress.ranks.world_size == 1:
             return loss
         own = [parameter for parameter in self.parameters if parameter.requires_grad]
-        needed = torch.tensor([parameter.grad is not None for parameter in own], dtype=loss.dtype, device=self.device)
-        for parameter in own:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        ranks.average([*gradients_of(own), needed, loss], weight)
-        if self.waits and bool(needed.any()):
-            for parameter, share in zip(own, needed.tolist(), strict=True):
-                parameter.grad = parameter.grad if share else None
+        without = [i for i, parameter in enumerate(own) if parameter.grad is None]
+        needed = torch.ones(len(own), device=self.device)
+        for i in without:
+            own[i].grad = torch.zeros_like(own[i])
+            needed[i] = 0.0
+        loss, weight = loss.clone(), 1.0 if valid is None else valid.sum()  # the caller's loss stays its own
+        self.progress.ranks.average([*gradients_of(own), needed, loss], weight)
+        if is_recording():  # whatever the rows, a recorded update needs the same
+            unneeded = without
+        else:
+            shares = needed.tolist() if self.waits else []
+            unneeded = [i for i, share in enumerate(shares) if not share] if any(shares) else []
+        for i in unneeded:
+            own[i].grad = None
         return loss
 
     def _step(self, loss: Tensor, batch: Tree) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -218,3 +219,12 @@ def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
     noisy = make_actor_agent(BOX, NUMBER, Deterministic(NUMBER), ModelConfig(), "none")
     with pytest.raises(ConfigError, match="explore=false estimates its greedy policy"):
         target_policy(noisy, BOX, NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(12345.678, "12345.68"), (0.2214, "0.221"), (0.00022149, "0.000221"), (0.0, "0.00")]
+)
+def test_the_table_shows_three_digits_of_small_numbers_and_cents_of_large_ones(value: float, shown: str) -> None:
+    wis, played = (Estimate(name, value, 0.5 * value, value) for name in ("wis", "dataset"))
+    table = Report((wis,), played, 8, 80, 0.9, 0, "", math.nan, math.nan).table()
+    assert f" {shown} " in table.splitlines()[1]

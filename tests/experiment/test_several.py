@@ -81,6 +81,10 @@ def test_algorithms_of_policies_that_cannot_learn_here_are_refused(settings: dic
         check_parts(from_flat({**settings, "runner": "minibatch_rl"}))
 
 
+def test_a_policy_that_does_not_train_needs_no_updates() -> None:
+    check_parts(from_flat({**POLICIES, "runner": "minibatch_rl", "runner.n_steps": 600, "agents.train": ["red"]}))
+
+
 def test_a_policys_name_that_metrics_cannot_have_is_refused() -> None:
     for name in ("re.d", "re/d", "re d"):
         with pytest.raises(ConfigError, match="letters, digits and _ only"):

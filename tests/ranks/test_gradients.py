@@ -26,6 +26,7 @@ def test_what_the_rows_of_one_rank_alone_need_learns_on_all_ranks() -> None:
             for loss in (first, one.sum()):  # in the second step no rank needs `two`, so it stays
                 step.minimize(loss)
                 after.append([*one.tolist(), *two.tolist(), *unused.tolist()])
+            assert [parameter is unused for parameter in step.progress.unreached] == [True]
         return after
 
     alone = work(SingleRank())
