@@ -51,9 +51,26 @@ class Policy:
     def __repr__(self) -> str:
         return f"Policy(observations {self.observation_space}, actions {self.action_space})"
 
-    def reset(self) -> None:
-        """Start an episode: forget the previous one. A policy without memory needs no reset."""
-        self._n = 0
+    def reset(self, ended: Any = None) -> None:
+        """Start an episode: forget the previous one. A policy without memory needs no reset.
+
+        Args:
+            ended: [B] bool, of a batch: the rows whose episodes start; by default all.
+        Raises:
+            ValueError: there is not one for each row of the last batch.
+        """
+        if ended is None or not self._n:
+            self._n = 0
+            return
+        begins = torch.as_tensor(np.asarray(ended, bool)).to(self._device)
+        if begins.shape != (self._n,):
+            raise ValueError(f"ended {list(begins.shape)} must have the shape [{self._n}] of the last batch")
+
+        def begun(new: Any, old: Any) -> Any:
+            return torch.where(begins.view(-1, *[1] * (old.dim() - 1)), torch.as_tensor(new), old)
+
+        self._state = map_tree(begun, self.greedy.initial_state(self._n), self._state)
+        self._exploring = map_tree(begun, self.greedy.exploration_state(self._n), self._exploring)
 
     @torch.inference_mode()
     def act(self, observation: Any, reward: Any = 0.0, explore: bool = False) -> Any:
@@ -66,7 +83,8 @@ class Policy:
         What only critics see may be left out.
 
         Raises:
-            ValueError: the observation does not fit the observation space, or its action mask forbids every action.
+            ValueError: the observation does not fit the observation space, or its action mask forbids every action; or
+                a batch of another size begins before `reset`, in which a policy with memory would lose its state.
         """
         _check_alone(observation, self.observation_space)
         observation = _in_entries(observation, self.observation_space)
@@ -75,6 +93,8 @@ class Policy:
         n = len(leaves(arrays)[0])
         self._check_mask(arrays, n)
         rows = map_tree(lambda x: torch.as_tensor(x).to(self._device), arrays)
+        if self._n not in (0, n) and leaves(self._state):
+            raise ValueError(f"a batch of {n} rows, where the policy has the memory of {self._n}; call reset() before")
         if n != self._n:
             self._state, self._n = self.greedy.initial_state(n), n
             self._exploring = self.greedy.exploration_state(n)

@@ -46,6 +46,9 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         found = {key: value for key, value in found.items() if key != "env.normalize_reward"}
     if ":" in experiment.model.encoder:  # the user's own, which normalises by itself or not
         found = {key: value for key, value in found.items() if key not in ("model.norm", "model.image_norm")}
+    explore = getattr(experiment.algo, "explore", None)
+    if getattr(explore, "noisy_layers", False):  # which explore without random actions
+        found = {key: value for key, value in found.items() if not key.startswith("algo.explore.")}
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
     return _source(experiment), found

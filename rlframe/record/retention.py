@@ -163,7 +163,7 @@ class Retention:
         self._update_kept(found[-1], score)
 
     def _update_kept(self, snapshot: Path, score: float) -> None:
-        """Let `best` point to a snapshot if its score is the highest so far, then delete those that the mode does not keep."""
+        """Let `best` point to a snapshot of the highest score so far, then delete those that the mode does not keep."""
         if self._policy.mode not in ("none", "last") and score > self._best_score:
             set_link(self._directory / "best", snapshot)
             self._best_score = score

@@ -15,6 +15,7 @@ from gymnasium import spaces
 import rlframe
 from rlframe import export, launch
 from rlframe.algos import dqn, td3
+from rlframe.core.struct import leaves
 from rlframe.deploy.export import FlatGreedy, _difference, trace
 from rlframe.envs import EnvConfig, EnvOptions, debug_envs
 from rlframe.evaluation.policy import Policy
@@ -236,6 +237,28 @@ def test_memory_is_kept_between_calls_until_reset(runs: Any) -> None:
     flat = [torch.cat([x.flatten() for x in torch.utils._pytree.tree_leaves(s)]) for s in (first, second, again)]
     assert torch.equal(flat[0], flat[2])
     assert not torch.equal(flat[0], flat[1])
+
+
+def test_rows_of_a_batch_whose_episodes_end_begin_anew_and_no_other(runs: Any) -> None:
+    policy, alone = (rlframe.load_policy(runs("lstm")) for _ in range(2))
+    seen = np.random.default_rng(0).normal(size=(6, 3, 4)).astype(np.float32)
+    for observation in seen[:3]:
+        policy.act(observation)
+    policy.reset([False, True, False])
+    for observation in seen[3:]:
+        policy.act(observation)
+    for row, since in ((0, 0), (1, 3)):
+        alone.reset()
+        for observation in seen[since:, row]:
+            alone.act(observation)
+        for one, batch in zip(leaves(alone._state["memory"]), leaves(policy._state["memory"]), strict=True):
+            torch.testing.assert_close(one[0], batch[row])
+    with pytest.raises(ValueError, match=r"ended \[2\] must have the shape \[3\]"):
+        policy.reset([True, False])
+    with pytest.raises(ValueError, match=r"a batch of 2 rows, where the policy has the memory of 3; call reset\(\)"):
+        policy.act(seen[0, :2])
+    policy.reset()
+    policy.act(seen[0, :2])
 
 
 def test_exploring_is_random_and_greedy_is_not(runs: Any) -> None:

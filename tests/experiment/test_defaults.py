@@ -60,6 +60,10 @@ def test_another_exploration_has_its_own_defaults():
     found = keys(algo="dqn", algo__explore="boltzmann")
     assert "algo.explore.epsilon" not in found
     assert found["algo.explore"] == "boltzmann"
+    for algo in ("dqn", "pqn", "r2d1"):
+        noisy = keys(algo=algo, algo__explore="noisy", env="CartPole-v1")
+        assert {float(noisy.get(f"algo.explore.{name}", 0.0)) for name in ("epsilon", "epsilon_last")} == {0.0}
+    assert keys(algo="dqn", algo__explore="noise_hold")["algo.explore.epsilon"] == "linear(1,0.05,0.1)"
 
 
 @pytest.mark.parametrize("sampler", ["serial", pytest.param("auto", marks=pytest.mark.slow)])
