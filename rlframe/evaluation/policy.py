@@ -62,12 +62,14 @@ class Policy:
         if ended is None or not self._n:
             self._n = 0
             return
-        begins = torch.as_tensor(np.asarray(ended, bool)).to(self._device)
+        begins = torch.as_tensor(np.asarray(ended, bool))
         if begins.shape != (self._n,):
             raise ValueError(f"ended {list(begins.shape)} must have the shape [{self._n}] of the last batch")
 
         def begun(new: Any, old: Any) -> Any:
-            return torch.where(begins.view(-1, *[1] * (old.dim() - 1)), torch.as_tensor(new), old)
+            old = torch.as_tensor(old)
+            mask = begins.view(-1, *[1] * (old.dim() - 1)).to(old.device)
+            return torch.where(mask, torch.as_tensor(new).to(old.device), old)
 
         self._state = map_tree(begun, self.greedy.initial_state(self._n), self._state)
         self._exploring = map_tree(begun, self.greedy.exploration_state(self._n), self._exploring)
