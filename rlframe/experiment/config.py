@@ -25,6 +25,7 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.loggers import DEFAULT_LOGGERS
+from rlframe.record.metrics import signed
 from rlframe.replay.make import PACKAGE as OF_REPLAYS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
@@ -124,9 +125,10 @@ class Experiment:
             raise ConfigError(f"init_with={self.init_with} needs init=RUN_DIR, from which it takes them")
         if self.stop and (name := StopRule(self.stop).needs("eval")) and not self.evaluates:
             raise ConfigError(f"stop={self.stop:.200}: this run does not evaluate, so that {name} is never known")
-        if self.snapshot_best:
-            check_metric(self.snapshot_best.removeprefix("-"), f"snapshot_best={self.snapshot_best:.200}")
-        if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
+        best, _ = signed(self.snapshot_best)
+        if best:
+            check_metric(best, f"snapshot_best={self.snapshot_best:.200}")
+        if best.startswith("eval/") and not self.evaluates:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
             )

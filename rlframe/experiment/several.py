@@ -12,6 +12,7 @@ from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.multi_agent import SHARED, JointSpace, joint, opponent_name
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.weights import load_weights, saved_part
+from rlframe.record.metrics import signed
 from rlframe.runners.league import League
 from rlframe.runners.stop_rule import StopRule
 
@@ -46,7 +47,7 @@ def _check_several(experiment: Experiment) -> None:
 def _check_metrics(experiment: Experiment, policies: Sequence[str]) -> None:
     """Raise ConfigError for a key that names the metric of a policy that there is not."""
     named = {"stop": StopRule(experiment.stop).names} if experiment.stop else {}
-    named["snapshot_best"] = [experiment.snapshot_best.lstrip("-")]
+    named["snapshot_best"] = [signed(experiment.snapshot_best)[0]]
     for key, metrics in named.items():
         for metric in metrics:
             policy = metric.partition("/")[2].rpartition("/")[0]

@@ -15,6 +15,7 @@ from rlframe.analysis.curves import RunData, read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL, SearchData, read_search
 from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.record.directory import LOCK_FILE, LockHolder, read_lock
+from rlframe.record.metrics import signed
 from rlframe.study.added import read_added
 from rlframe.study.plan import PlannedRun, number_or_text, varied
 from rlframe.study.population import JOURNAL, as_tuned, read_population
@@ -149,7 +150,7 @@ def read_study(directory: str | Path) -> StudyOverview:
     search, metric = read_search(directory) if (directory / SEARCH_JOURNAL).is_file() else None, ""
     if (directory / JOURNAL).is_file():
         facts, intervals = read_population(directory / JOURNAL)
-        metric = str(facts.get("metric", "")).removeprefix("-")
+        metric, _ = signed(str(facts.get("metric", "")))
         if intervals and len(intervals[-1]) == len(planned):
             planned = as_tuned(planned, intervals[-1])
     for each in [] if search else added:
