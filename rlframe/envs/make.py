@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AutoresetMode
 
 from rlframe.core.arguments import checked
 from rlframe.core.config import nearest
@@ -191,23 +192,24 @@ def _fastest(config: EnvConfig, target: Target, n: int, available: list[str]) ->
         return "python"
     if "python" not in available or is_atari(target):
         return available[0]
-    if n < MIN_BATCH:
+    if n < MIN_BATCH or _needs_python(config, target):
         return "python"
-    if _needs_python(config, target):
-        return "python"
-    if "native" in available and _accepts_kwargs(target, config):
+    if "native" in available and _serves(target, config):
         return "native"
     if "envpool" in available and target.id in envpool.FASTER and not _vector_arguments(config, target):
         return "envpool"
     return "python"
 
 
-def _accepts_kwargs(target: EnvSpec, config: EnvConfig) -> bool:
-    """Whether the vector environment accepts all of `config.kwargs`; it cannot render."""
+def _serves(target: EnvSpec, config: EnvConfig) -> bool:
+    """Whether the vector environment accepts all of `config.kwargs`, and its class names no other autoreset mode."""
     entry = target.vector_entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     known = inspect.signature(creator).parameters if creator is not None else {}
-    return all(name in known and name != "render_mode" for name in _vector_arguments(config, target))
+    given = _vector_arguments(config, target)
+    mode = getattr(creator, "metadata", {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    resets = mode == AutoresetMode.NEXT_STEP or "autoreset_mode" in given
+    return resets and all(name in known and name != "render_mode" for name in given)  # it cannot render
 
 
 def gives_raw_frames(spec: EnvSpec) -> bool:

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, debug_envs, make, make_envs
-from rlframe.envs.make import resolve
+from rlframe.envs.make import fixed_backend, resolve
 from tests.envs.rows import made, walk
 
 
@@ -41,6 +44,18 @@ def test_a_time_limit_of_0_is_none_and_a_negative_one_an_error_on_every_backend(
     with closing(made("CartPole-v1", n, max_episode_steps=0)) as envs:
         assert not walk(envs, 1).truncated.any()
     assert "max_episode_steps=-1 must be a whole number of steps" in refused("CartPole-v1", n, max_episode_steps=-1)
+
+
+def test_a_vector_form_whose_class_names_another_autoreset_mode_is_left_for_single_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modes = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+    forms = [type("Vector", (CartPoleVectorEnv,), {"metadata": {"autoreset_mode": mode}}) for mode in modes]
+    specs = [EnvSpec(f"Reset{i}-v0", CartPoleEnv, vector_entry_point=form) for i, form in enumerate(forms)]
+    monkeypatch.setattr(gymnasium, "registry", {spec.id: spec for spec in specs})
+    assert [fixed_backend(EnvConfig(spec.id), 8) for spec in specs] == ["python", "native"]
+    given = EnvConfig("Reset0-v0", {"autoreset_mode": "NextStep"})
+    assert fixed_backend(given, 8) == "python"  # not an argument of it
 
 
 def test_a_backend_can_be_chosen() -> None:
