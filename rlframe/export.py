@@ -50,10 +50,12 @@ def _export(argv: list[str]) -> int:
     if kind == "onnx":
         require_onnx()
     several = [] if name else policies_at(path)
-    if out and not several and Path(out).suffix != _SUFFIX[kind]:
-        raise ConfigError(f"out={out} must end in {_SUFFIX[kind]}; use out={out}{_SUFFIX[kind]}")
-    names = {Path(out or "policies", f"{each}{_SUFFIX[kind]}"): each for each in several}
-    names = names or {Path(out or f"policy{_SUFFIX[kind]}"): name}
+    suffix = _SUFFIX[kind]
+    if out and not several and Path(out).suffix != suffix:
+        other = next((f"format={each}, or " for each, end in _SUFFIX.items() if Path(out).suffix == end), "")
+        raise ConfigError(f"out={out} must end in {suffix}; use {other}out={Path(out).with_suffix(suffix)}")
+    names = {Path(out or "policies", f"{each}{suffix}"): each for each in several}
+    names = names or {Path(out or f"policy{suffix}"): name}
     for file in names:
         if not out and file.exists():
             raise ConfigError(f"{file} exists, perhaps of another run; replace it by out={file}, or give another name")

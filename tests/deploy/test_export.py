@@ -379,9 +379,9 @@ def test_classes_out_of_range_and_masks_that_forbid_every_action_are_refused_as_
 def test_a_file_that_cannot_be_written_is_an_error_before_the_policy_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for out, kind in (("policy", "torch"), ("policy.onnx", "torch")):
-        assert export.main([str(tmp_path / "no_run"), f"out={out}", f"format={kind}"]) == 2
-        assert f"error: out={out} must end in .pt2; use out={out}.pt2" in capsys.readouterr().err
+    for out, use in (("policy", ""), ("policy.pt", ""), ("policy.onnx", "format=onnx, or ")):
+        assert export.main([str(tmp_path / "no_run"), f"out={out}"]) == 2
+        assert f"error: out={out} must end in .pt2; use {use}out=policy.pt2" in capsys.readouterr().err
     (tmp_path / "policy.pt2").symlink_to(tmp_path / "outside")
     for out, says in (("/proc/x.pt2", "No such file"), (f"{tmp_path}/policy.pt2", f"it is a link to {tmp_path}/")):
         assert export.main([str(tmp_path / "no_run"), f"out={out}"]) == 2
