@@ -151,6 +151,7 @@ def as_batches(
     state: Tree = (),
     whole: bool = False,
     sampled: bool = False,
+    n_absent: int = 0,
 ) -> Iterator[Samples]:
     """The rows of episodes as batches [T, 1] of one stream, NumPy arrays; the last one may be shorter.
 
@@ -158,6 +159,7 @@ def as_batches(
         state: example [1, ...] of the agent's initial state, which every batch has.
         whole: the last one has T rows too, absent ones at its end.
         sampled: actions before they were clipped, where those were recorded, and not as environments executed them.
+        n_absent: absent rows at the end of the last one, if it is not whole.
     """
     parts: list[_Rows] = []
     n = start = 0
@@ -173,7 +175,7 @@ def as_batches(
         parts, n = [rows], len(rows)
     if n:
         last = replace(parts[-1][-1:], first=np.zeros(1, np.bool_))
-        yield _batch(_stacked([*parts, *[last] * (T - n) * whole]), last, state, start)
+        yield _batch(_stacked([*parts, *[last] * (T - n if whole else n_absent)]), last, state, start)
 
 
 def _batch(rows: _Rows, after: _Rows, state: Tree, start: int) -> Samples:

@@ -66,6 +66,10 @@ class ReaderConfig(ABC, Generic[Batch]):
         """Time steps of each batch in which recorded rows are stored, for a sampler's of T; 0: they may be any."""
         return 0
 
+    def n_absent(self) -> int:
+        """Absent rows that are stored after recorded ones, so that the last of those can be sampled too."""
+        return 0
+
     def made_with(self) -> dict[str, Any]:
         """Optional: the settings of an algorithm's Config that it follows, by name."""
         return {}

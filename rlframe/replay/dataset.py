@@ -221,7 +221,8 @@ def _filled_as(
     assert isinstance(buffer, ReplayBuffer)
     found, kept = Digest(), Digest()  # before and after the transform
     episodes = kept.follow(transformed(found.follow(dataset.episodes()), transform))
-    for batch in as_batches(episodes, dataset.action_space, T, state, fixed > 0, spec.sampled):
+    n_absent = spec.reader.n_absent()
+    for batch in as_batches(episodes, dataset.action_space, T, state, fixed > 0, spec.sampled, n_absent):
         if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break
         buffer.append(replace(batch, reward=batch.reward * np.float32(scale)).torch())

@@ -65,6 +65,20 @@ def test_every_row_is_sampled_with_its_next_observation_and_its_end(tmp_path: Pa
     assert seen == rows.keys()
 
 
+@pytest.mark.parametrize("n_step", [3, 8])
+def test_the_last_rows_of_data_are_sampled_too_by_their_returns_to_the_end(tmp_path: Path, n_step: int) -> None:
+    (given,) = of_all(episodes([4], *CARTPOLE), 1.0)
+    batch: Transitions = replay(OfDatasets(path=stored(tmp_path, [given], *CARTPOLE)), n_step).sample(200)
+    found = zip(batch.inputs.observation.numpy(), batch.return_.tolist(), batch.bootstrap.tolist(), strict=True)
+    rows = {given.observation[t].tobytes(): t for t in range(4)}
+    seen = {rows[observation.tobytes()]: (return_, bootstrap) for observation, return_, bootstrap in found}
+    assert sorted(seen) == [0, 1, 2, 3]
+    for t, (return_, bootstrap) in seen.items():
+        n = min(n_step, 4 - t)
+        assert return_ == pytest.approx(sum(0.9**k for k in range(n)))
+        assert bootstrap == pytest.approx(0.9**n if t + n < 4 else 0)
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_an_episode_that_was_cut_off_is_bootstrapped_from_and_not_continued(tmp_path: Path, n_step: int) -> None:
     given = of_all(episodes([3, 4], *CARTPOLE), 1.0)
