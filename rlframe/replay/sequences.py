@@ -41,8 +41,11 @@ class FixedSequence(ReaderConfig[Sequences]):
         return self.interval or T
 
     def data_T(self, T: int) -> int:
-        """As many as between two starts; without an interval, and batches of a single step, those of a sequence."""
-        return self.interval or (T if T > 1 else self.length)
+        """As many as between two starts; without an interval, of a sequence at most, and with batches of one step all.
+
+        So no row is between two sequences, as there may be in the batches of a sampler.
+        """
+        return self.interval or (min(T, self.length) if T > 1 else self.length)
 
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Sequences]:
         return SequenceReader(storage, self, T, state)

@@ -24,7 +24,7 @@ from rlframe.experiment.checks import check_parts
 from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig
 from rlframe.record.snapshot import list_snapshots, load_snapshot
-from rlframe.replay import NStep, OfDatasets, ReturnsToGo, Transitions, make_replay
+from rlframe.replay import FixedSequence, NStep, OfDatasets, ReturnsToGo, Transitions, make_replay
 from rlframe.replay.dataset import MixedReplay
 from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.runners.resumed import count_equal
@@ -77,6 +77,16 @@ def test_the_last_rows_of_data_are_sampled_too_by_their_returns_to_the_end(tmp_p
         n = min(n_step, 4 - t)
         assert return_ == pytest.approx(sum(0.9**k for k in range(n)))
         assert bootstrap == pytest.approx(0.9**n if t + n < 4 else 0)
+
+
+@pytest.mark.parametrize("T", [1, 2, 12])
+def test_every_row_of_data_is_in_a_sequence_whatever_the_batches_of_the_sampler(tmp_path: Path, T: int) -> None:
+    (given,) = episodes([21], *CARTPOLE)
+    config, spec = OfDatasets(path=stored(tmp_path, [given], *CARTPOLE)), BatchSpec(T, 1)
+    made: Any = make_replay(config, *CARTPOLE, spec, FixedSequence(4), state=np.zeros((1, 1), np.float32))
+    found = made.sample(200)
+    seen = {row.tobytes() for row in found.inputs.observation[:-1][found.valid].numpy()}
+    assert seen == {row.tobytes() for row in given.observation[:-1]}
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
