@@ -42,8 +42,10 @@ class TD3BC(td3.TD3):
     def actor_loss(self, q: Tensor, outputs: Tensor, action_of_data: Tensor) -> Tensor:
         """-λ mean Q_1(s, π(s)) + mean (π(s) - a)²,  λ = α / mean |Q_1(s, π(s))|, a constant   (eq. 5).
 
-        The equation has Q of the data's actions in λ; the authors' code that of the policy's, as here. The second mean
-        is over the numbers of an action too.
+        The equation has Q of the data's actions in λ; the authors' code that of the policy's, as here. The mean in λ is
+        over the rows of all ranks, and the second mean over the numbers of an action too.
         """
-        scale = self.now.q_weight / q.detach().abs().mean().clamp(min=1e-8)
+        ranks = self.progress.ranks
+        magnitude = ranks.sum_tensor(q.detach().abs().mean()) / ranks.world_size
+        scale = self.now.q_weight / magnitude.clamp(min=1e-8)
         return -scale * q.mean() + (self.policy.action(outputs) - action_of_data).square().mean()
