@@ -15,6 +15,7 @@ from rlframe.core.spaces import action_parts, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.data.episodes import Episode, sampled_actions
 from rlframe.data.reading import check_spaces, open_dataset
+from rlframe.data.transform import load_transform, transformed
 
 STEP = "step"  # entry of an observation with its time
 
@@ -43,15 +44,19 @@ class EpisodeRows:
         return found
 
 
-def load_episodes(dataset: str, observation_space: Space, action_space: Space) -> list[Episode]:
+def load_episodes(dataset: str, observation_space: Space, action_space: Space, transform: str = "") -> list[Episode]:
     """The episodes of a dataset, with actions as agents see them.
+
+    `transform`: that of algo.replay.transform, by which they were changed for learning; empty: none.
 
     Raises:
         ConfigError: there is no such dataset, it has other spaces, or is damaged.
     """
     found = open_dataset(dataset)
     check_spaces(found, observation_space, action_space, "the policy")
-    return [replace(each, action=sampled_actions(each, action_space)) for each in found.episodes()]
+    change = load_transform(transform, "algo.replay.transform", (found.observation_space, found.action_space))
+    episodes = transformed(found.episodes(), change)
+    return [replace(each, action=sampled_actions(each, action_space)) for each in episodes]
 
 
 def time_limit_of(episodes: Sequence[Episode]) -> int:

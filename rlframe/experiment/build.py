@@ -283,14 +283,18 @@ def _reference(experiment: Experiment, in_spaces: tuple[Space, Space]) -> Refere
 
 
 def _make_estimator(experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space]) -> EstimateEvaluator:
-    """An evaluator by all episodes of datasets; raises ConfigError if there are none, or a method does not fit."""
+    """An evaluator by all episodes of datasets, those that are learned from as they are learned from.
+
+    Raises ConfigError if there are none, or a method does not fit.
+    """
     config = experiment.eval
     names = _datasets_of(experiment)
     if not names:
         raise ConfigError(
             f"eval.estimate=[{','.join(config.estimate)}] needs eval.dataset=NAME, which it estimates from"
         )
-    episodes = chain.from_iterable(load_episodes(name, *in_spaces) for name in names)
+    transform = "" if config.dataset else experiment.algo.replay.read_through()
+    episodes = chain.from_iterable(load_episodes(name, *in_spaces, transform) for name in names)
     discount, seed = experiment.sampler_config().discount, experiment.seed
     return EstimateEvaluator(
         agent, in_spaces, episodes, discount, config.estimate, seed, config.interval_steps,

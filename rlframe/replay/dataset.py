@@ -277,6 +277,9 @@ class OfDatasets(ReplayConfig):
             raise ConfigError("algo.replay=dataset needs algo.replay.path=NAME, the id or path of a dataset")
         return list(shares_of(self.path))
 
+    def read_through(self) -> str:
+        return self.transform
+
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         names, kind = self.names(), _PLACES[self.place]
         check_no_td(spec, "dataset")

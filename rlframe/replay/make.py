@@ -81,6 +81,10 @@ class ReplayConfig:
         """Ids or paths of the datasets whose rows it has."""
         return []
 
+    def read_through(self) -> str:
+        """The function, module:function, that changes their episodes as they are read; empty: none."""
+        return ""
+
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
         """The replay that an algorithm asks for. Raises as `make_replay`."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +315,25 @@ def test_a_run_learns_from_data_alone_and_resumes_exactly(tmp_path: Path, capsys
     (tmp_path / "other/test-v0").rename(path)
     assert launch.main([f"resume={run}", "runner.n_steps=60", "trust=true"]) != 0
     assert "bring back the dataset" in capsys.readouterr().err
+
+
+def halved(episode: Episode) -> Episode:
+    return replace(episode, observation=episode.observation / 2)
+
+
+def test_estimates_are_by_the_data_as_they_are_learned_from(tmp_path: Path) -> None:
+    given = [replace(each, info={"log_prob": np.full(len(each), np.log(0.5))}) for each in episodes([9, 12], *CARTPOLE)]
+    one = stored(tmp_path, given, *CARTPOLE)
+    other = stored(tmp_path / "halved", [halved(each) for each in given], *CARTPOLE)
+    more = ["env=none", "algo=bc", "eval.estimate=[wis]", "eval.explore=true", "sampler.discount=0.9"]
+    runs = {one: f"algo.replay.transform={__name__}:halved", other: "seed=0"}
+    for i, (path, word) in enumerate(runs.items()):
+        own = [each for each in words(tmp_path, *more, word, f"algo.replay.path={path}") if each != "algo=dqn"]
+        assert launch.main([*own, f"run_ID={i}"]) == 0
+    with (tmp_path / "runs/run_0/progress.csv").open() as a, (tmp_path / "runs/run_1/progress.csv").open() as b:
+        found = [[row["estimate/wis"] for row in csv.DictReader(file)] for file in (a, b)]
+    assert found[0] == found[1]
+    assert len({*found[0]}) > 1
 
 
 def test_few_rows_are_normalised_and_drawn_without_repetition(tmp_path: Path) -> None:
