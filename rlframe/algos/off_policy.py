@@ -152,7 +152,7 @@ class FromReplay(Algorithm):
         drawn_once = getattr(self.config, "unique", False)  # so many as an update draws
         n = self.config.batch_size if drawn_once else _OBSERVED_AT_ONCE
         for _ in range(-(-min(self.replay.n_rows, _MOST_OBSERVED) // n)):
-            self.agent.observe(self.replay.sample(n).inputs.observation)
+            self.agent.observe(self.replay.sample(n).acted_on)
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from rlframe.core.struct import Struct, Tree
+from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, Array, Samples
 
 
@@ -28,6 +28,11 @@ class Transitions(Struct):
     index: Array  # [n] int64 unique row numbers, for `update_priorities`; an overwritten row's is never reused
     drawn: Tree = ()  # [n, ...] numbers that an algorithm draws for its update; () from replay
 
+    @property
+    def acted_on(self) -> Tree:
+        """The observations [rows, *obs] at which somebody acted."""
+        return self.inputs.observation
+
 
 @dataclass(frozen=True, eq=False)
 class Sequences(Struct):
@@ -42,6 +47,11 @@ class Sequences(Struct):
     state: Tree  # [n] the agent's recurrent state before row 0, as it was when acting
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
     index: np.ndarray  # [n] int64 unique number of row 0, as in Transitions
+
+    @property
+    def acted_on(self) -> Tree:
+        """The observations [rows, *obs] at which somebody acted."""
+        return map_tree(lambda x: x[:-1][self.valid], self.inputs.observation)
 
 
 Batch_co = TypeVar("Batch_co", covariant=True)  # Transitions or Sequences

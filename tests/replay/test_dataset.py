@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe import evaluate, launch
-from rlframe.algos import dqn
+from rlframe.algos import bc, dqn
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
@@ -175,6 +175,16 @@ def test_observations_of_data_beside_which_it_plays_are_in_the_statistics_once(t
         counts.append(int(statistics.count))
     assert counts[0] >= 400
     assert counts[1] - counts[0] == 8
+
+
+def test_rows_in_which_nobody_acted_are_in_no_statistics(tmp_path: Path) -> None:
+    (given,) = episodes([21], *CARTPOLE)
+    given.observation[-1] = 5.0  # a row of its own, which repeats to the end of the last sequence
+    config = bc.Config(replay=OfDatasets(path=stored(tmp_path, [given], *CARTPOLE)), learn_T=20)
+    model = ModelConfig(hidden=(8,), memory="lstm", memory_size=4, normalize_observation=True)
+    agent = config.make_agent(*CARTPOLE, model)
+    config.make_algorithm(agent, BatchSpec(1, 1), 1_000).observe_data()
+    assert float(agent.model.observation_norm.parts[0].mean.max()) < 1
 
 
 def test_shares_of_data_and_live_rows_hold_in_weights_of_prioritized_replay(tmp_path: Path) -> None:
