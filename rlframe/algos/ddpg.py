@@ -218,6 +218,8 @@ class DDPG(OffPolicyActorCritic):
     def critic_loss(self, values: Tensor, target: Tensor, batch: Transitions) -> Tensor:
         """Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1).
 
+        Of distributions, twice their loss, as this is twice that of the expected value, which has ½.
+
         Args:
             values: Z_i(s, a) [critics, n, n_atoms].    target: Z'(s', a') [n, n_atoms].
         """
