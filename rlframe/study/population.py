@@ -74,8 +74,9 @@ class Population:
         """
         self._copy()
         for run in self._runs:
-            status = self._statuses[run.name]
-            status.state, status.reason = (DONE if _env_steps(run) >= self._ends_at else WAITING), ""
+            status = self._statuses[run.name]  # a snapshot from there on may be of one stopped before its last row
+            is_there = status.state == DONE and _env_steps(run) >= self._ends_at
+            status.state, status.reason = (DONE if is_there else WAITING), ""
         stop = f"stop=env_steps >= {self._ends_at}" if self._ends_at < self.plan.n_steps else "stop="
         return [
             self._of_interval(run, member, stop) for run, member in zip(self._runs, self._intervals[-1], strict=True)

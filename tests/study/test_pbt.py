@@ -267,6 +267,7 @@ def test_an_interval_ends_beyond_where_all_members_are_and_one_that_has_passed_i
         save_snapshot(run.directory / "snapshot", {"place": np.full(2, START)}, {"env_steps": end})
         write_params(run.directory / "params.json", {"algo.h": 0.5})
         (run.directory / "progress.csv").write_text(f"env_steps,eval/return_mean\n{end},{score}\n")
+        study.statuses[run.name].state = DONE
     study.train()
     assert study.population.advance()
     assert "interval 2, to env_steps 300 of 300\n  member_0/run_0 copies member_1/run_1" in study.population.describe()
@@ -289,6 +290,14 @@ def test_a_failed_member_is_replaced_and_a_member_that_was_interrupted_is_waited
     assert note["env_steps"] == 100
     assert note["before"] == study.runs[2].arguments
     study.statuses |= {run.name: Status(FAILED) for run in study.runs}
+
+
+def test_a_member_stopped_after_the_end_of_an_interval_but_before_its_row_goes_on(tmp_path: Path) -> None:
+    study = Study(tmp_path / "study", plan_of())
+    study.train()
+    study.statuses["member_1/run_1"].state = INTERRUPTED  # amid the evaluation at 100, of which the log has nothing
+    study.population.start_interval()
+    assert [status.state for status in study.statuses.values()] == [DONE, WAITING, DONE, DONE]
 
 
 def test_a_signal_as_the_last_member_of_an_interval_ends_starts_no_further_one(tmp_path: Path) -> None:
