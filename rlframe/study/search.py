@@ -142,10 +142,11 @@ class Search(MoreRuns):
         study = optuna.create_study(pruner=pruner, **of)
         study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
         known = {**study.user_attrs}
-        mine = {"space": {key: [each.kind, *each.values] for key, each in plan.space.items()}, "metric": plan.metric}
-        for name, value in mine.items():
+        space = {key: [each.kind, *each.values] for key, each in plan.space.items()}
+        for name, value in {"space": space, "metric": plan.metric, "seeds": [*plan.seeds]}.items():
             if known.get(name, value) != value:
-                raise ConfigError(f"{path} is a search of another {name}, {known[name]}; use another log_dir")
+                other = f"another {name}" if name != "seeds" else "other seeds"
+                raise ConfigError(f"{path} is a search of {other}, {known[name]}; use another log_dir")
             study.set_user_attr(name, value)
         return study
 

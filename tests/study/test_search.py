@@ -114,6 +114,8 @@ def test_a_search_goes_on_with_the_trials_that_it_had(tmp_path: Path) -> None:
     assert again.more() == []
     with pytest.raises(ConfigError, match="a search of another space"):
         search_in(tmp_path, SearchPlan.read({"search.x": "uniform(0,2)"}, [0]))
+    with pytest.raises(ConfigError, match=r"a search of other seeds, \[0, 1\]; use another log_dir"):
+        search_in(tmp_path, plan_of((0, 1, 2), n_runs="3"))  # whose scores would be those of two seeds and of three
 
 
 def test_a_search_killed_at_any_line_of_its_journal_goes_on_with_whole_trials(tmp_path: Path) -> None:
