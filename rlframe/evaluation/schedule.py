@@ -33,6 +33,12 @@ class EvaluationSchedule:
         n = self.interval_steps
         return math.isfinite(n) and now // n > last // n
 
+    def is_owed(self, now: int, end_reason: str) -> bool:
+        """Whether a training that ends at `now`, if it does, lacks the evaluation there: a stop request ended it."""
+        if self._evaluator is None or not end_reason:
+            return False
+        return self._started < now or bool(self._ranks.max(int(self._evaluator.busy)))
+
     @property
     def awaited(self) -> int:
         """env_steps at the start of the evaluation that is running; -1: none is."""

@@ -308,10 +308,10 @@ class Runner(ABC):
         return ""
 
     def report_due(self) -> bool:
-        """Whether an interval of the log or of evaluation has passed since the last row, or the end has no row yet."""
+        """Whether an interval of log or evaluation has passed since the last row, or the end lacks one or the other."""
         last, now = self.log.last, self.now
-        passed = now // self.log_interval_steps > last // self.log_interval_steps
-        return passed or self.evaluations.passed(last, now) or last < now >= self.n_steps
+        passed = now // self.log_interval_steps > last // self.log_interval_steps or self.evaluations.passed(last, now)
+        return passed or last < now >= self.n_steps or (last == now and self.evaluations.is_owed(now, self.end_reason))
 
     def _has_work(self) -> bool:
         return self.updates_left or self.report_due() or not self.end_reason

@@ -228,9 +228,11 @@ def report(runner: Reporting) -> dict[str, float]:
 
     Returns the row, with the metrics of an evaluation that has ended since the one before.
     """
-    evaluation, late = _evaluate_if_due(runner)
-    row = _log_row(runner, runner.evaluations.with_best(runner.step, evaluation))
-    late = _log_late(runner, late)
+    row, late = dict(runner.log.latest), list[Result]()
+    if runner.log.last < runner.now:  # else a stop request ended the evaluation after its row
+        evaluation, late = _evaluate_if_due(runner)
+        row = _log_row(runner, runner.evaluations.with_best(runner.step, evaluation))
+        late = _log_late(runner, late)
     if runner.end_reason:  # which this row may have brought about: the agent is evaluated as it is now
         evaluation, more = _evaluate_if_due(runner)
         late += _log_late(runner, [*more, *([(runner.step, evaluation)] if evaluation else [])])

@@ -1,5 +1,6 @@
 """Stopping by signals and by the time limit, in every part of the loop, and exact resume afterwards."""
 
+import json
 import math
 import os
 import re
@@ -129,6 +130,31 @@ def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> 
         again.train()
     lines = (run.directory / "progress.csv").read_text().splitlines()
     assert lines[1].startswith("0,"), "the evaluation before training"
+
+
+class AskingLater(Asking):
+    """Not in the evaluation before training."""
+
+    def play(self, number: int = 0, *args: Any, **kwargs: Any) -> list[Trajectory]:
+        return (super() if number else super(Asking, self)).play(number, *args, **kwargs)
+
+
+def test_a_stopped_evaluation_at_an_end_that_its_row_brought_about_is_repeated_too(tmp_path: Path) -> None:
+    config = EvalConfig(n_envs=2, n_episodes=40, interval_steps=10**6)
+    options, stop = RunnerConfig(n_steps=320, log_interval_steps=32), "env_steps >= 64"
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 320)
+    with pytest.raises(Interrupted), logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, Learner(agent, algo), options, AskingLater(ENV, agent, config), stop=stop).train()
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 320)
+    again = MinibatchRl(sampler, Learner(agent, algo), options, Evaluator(ENV, agent, config), stop=stop)
+    with logger_context(run.directory, resume=True, console=False):
+        again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
+        last = again.train()
+    assert last["eval/return_mean"]
+    rows = [json.loads(line) for line in (run.directory / "progress.jsonl").read_text().splitlines()]
+    assert [row["env_steps"] for row in rows if "eval/return_mean" in row] == [0, again.env_steps]
+    steps = [row["env_steps"] for row in rows if "updates" in row]
+    assert steps == sorted({*steps, again.env_steps}), "no row is doubled"
 
 
 def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) -> None:
