@@ -108,8 +108,8 @@ def claim(results: Results, metric: str, bound: float, within: float = math.inf)
 
 def short(steps: float) -> str:
     """A number of steps in a table: 800, 7.5k, 60k, 1.2M."""
-    if steps >= 1e6:
-        return f"{steps / 1e6:.3g}M"
+    if steps >= 999_500:
+        return f"{steps / 1e6:{'.3g' if steps < 999.5e6 else '.0f'}}M"
     return f"{steps:.0f}" if steps < 1e3 else f"{steps / 1e3:.{'2g' if steps < 9_950 else '0f'}}k"
 
 

@@ -342,8 +342,8 @@ def test_an_evaluation_that_came_late_stands_where_it_belongs() -> None:
 
 
 def test_steps_and_seeds_are_spelled_shortly() -> None:
-    assert [short(x) for x in (500, 1004, 7502, 9999, 21951, 704_000, 1_203_200)] == [
-        *("500", "1k", "7.5k", "10k", "22k", "704k", "1.2M")
+    assert [short(x) for x in (500, 1004, 7502, 9999, 21951, 704_000, 999_600, 1_203_200, 2e8, 1e9, 2.5e9)] == [
+        *("500", "1k", "7.5k", "10k", "22k", "704k", "1M", "1.2M", "200M", "1000M", "2500M")
     ]
     assert spell_seeds([20, 0, 1, 2, 22, 21, 5]) == "0-2, 5, 20-22"
     assert read_seeds("0-2, 5, 20-22") == [0, 1, 2, 5, 20, 21, 22]
