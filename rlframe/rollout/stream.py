@@ -14,6 +14,8 @@ from rlframe.rollout.buffer import BatchBuffer, numbered
 from rlframe.rollout.episodes import EpisodeTracker
 from rlframe.rollout.stepper import BatchEvents
 
+_BREAK = 2**40  # time steps; no stream is that long
+
 
 class BatchStream:
     """The running episodes of B environments, and the time of their rows."""
@@ -38,7 +40,7 @@ class BatchStream:
         """All episodes have begun anew; `partial`: by random steps, so that they are not reported."""
         self.tracker.forget()
         self.tracker.partial[:] = partial
-        self.end += 1  # a row that does not continue the last one is another
+        self.end -= _BREAK  # its rows continue none, nor those of the process from which a run is resumed
 
     def running_state(self) -> dict[str, Any]:
         """What continues, except the environments' own state."""

@@ -130,6 +130,17 @@ def test_a_resume_without_environments_plays_new_episodes_each_time_of_all_sampl
         assert_equal([each.observation for each in starts(how)], [each.observation for each in of_serial])
 
 
+def test_a_resume_after_one_row_does_not_continue_it() -> None:
+    first, _ = sampler_for("CartPole-v1", T=1, B=2)
+    second, _ = sampler_for("CartPole-v1", T=1, B=2)
+    one = first.collect()
+    second.load_state_dict({"noise": first.state_dict()["noise"]})
+    other = second.collect()
+    assert other.inputs.first[0].all()
+    assert other.start != one.start + 1
+    assert other.start + 1 != 0, "where a process begins that replaces this one"
+
+
 @pytest.mark.parametrize("n", [3, 8])
 def test_inference_loads_a_recurrent_state(n: int) -> None:
     envs = make_envs(EnvConfig("CartPole-v1"), n, list(range(n)))
