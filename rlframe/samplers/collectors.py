@@ -22,6 +22,7 @@ from rlframe.system.service import Supervision
 from rlframe.system.shared import make_shared_parameters, post_parameters
 
 _LEAST_NAP_S, _LONGEST_NAP_S = 5e-5, 2e-3  # while no batch is ready
+_LOOKS = 8  # without progress, at least, before a process counts as hung
 
 
 class CollectorProcesses:
@@ -120,19 +121,17 @@ class Collectors(SourceAhead):
             time.sleep(nap_s)
             nap_s, slept_s = min(1.2 * nap_s, _LONGEST_NAP_S), slept_s + nap_s
             if slept_s > SLICE_S:
-                self._watch(slept_s)
+                self.check()
                 return self.n_ready > 0
         return True
 
     def check(self) -> None:
         """Replace those that have died, or that have hung while others had batches; raises as `collect`."""
         now = time.monotonic()
-        self._watch(min(now - self._watched_at, SLICE_S))  # a suspended machine is no hung process
-        self._watched_at = now
-
-    def _watch(self, waited_s: float) -> None:
+        waited_s, self._watched_at = now - self._watched_at, now
         for sampler in self.samplers:
-            sampler.check(waited_s)
+            most_s = sampler.process.supervision.timeout_s / _LOOKS  # a suspended machine is no hung process
+            sampler.check(min(waited_s, most_s))
 
     def trajectories(self) -> list[Trajectory]:
         found = [(i * self.batch_spec.B, each.trajectories()) for i, each in enumerate(self.samplers)]

@@ -149,6 +149,23 @@ def test_one_that_hangs_is_replaced_though_others_have_batches(caplog: pytest.Lo
     assert "made no progress for 3 s and was killed" in caplog.text
 
 
+def test_the_time_of_long_updates_counts_for_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collectors(timeout_s=80.0) as (sampler, _):
+        sampler.check()
+        now, clock = time.monotonic(), Mock()
+        looks = [Mock() for _ in sampler.samplers]
+        for each, look in zip(sampler.samplers, looks, strict=True):
+            monkeypatch.setattr(each, "check", look)
+        monkeypatch.setattr("rlframe.samplers.collectors.time", clock)
+        clock.monotonic.return_value = sampler._watched_at = now
+        for passed_s in (4.0, 5.0, 3600.0):  # the last of a machine that slept
+            clock.monotonic.return_value += passed_s
+            sampler.check()
+        for look in looks:
+            assert [call.args[0] for call in look.call_args_list] == pytest.approx([4.0, 5.0, 10.0])
+        monkeypatch.undo()
+
+
 def test_an_error_of_an_environment_ends_the_run_with_its_traceback() -> None:
     faults = (Fault(faulty.diverge, at=9),)
     with collectors(kwargs={"faults": faults}) as (sampler, _), pytest.raises(EnvError, match="the simulator diverged"):
