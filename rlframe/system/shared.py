@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 import time
@@ -147,6 +148,7 @@ def read_parameters(shared: _Parameters, values: Tree, known: int) -> int:
 
 
 _COUNTING = 1  # kind of a SemLock
+_SEMAPHORES = "/dev/shm"  # where Linux has them
 _TRIES = 10  # yields of the core before sleeping
 _SLOW_YIELD_S = 1e-3  # a yield this long gave the core to a busy process
 _REST = 1000  # waits without yields after a slow one
@@ -163,8 +165,12 @@ class WakeUp:
     """
 
     def __init__(self) -> None:
+        """Raises ConfigError if /dev/shm is full, or cannot be written to."""
         self._name = f"/rlframe-{os.getpid()}-{secrets.token_hex(6)}"
-        self._semaphore = SemLock(_COUNTING, 0, SemLock.SEM_VALUE_MAX, self._name, False)
+        try:
+            self._semaphore = SemLock(_COUNTING, 0, SemLock.SEM_VALUE_MAX, self._name, False)
+        except OSError as error:
+            raise _no_semaphore(error) from error
         resource_tracker.register(self._name, "semaphore")  # removes the name if we die before the child has
         self._resting = 0
 
@@ -200,3 +206,14 @@ class WakeUp:
                 self._resting = _REST
                 break
         return acquire(True, timeout_s)
+
+
+def _no_semaphore(error: OSError) -> ConfigError:
+    """What to do if the system gives no semaphore."""
+    if error.errno == errno.ENOSPC and os.path.isdir(_SEMAPHORES):
+        size = shutil.disk_usage(_SEMAPHORES)
+        why = f"{_SEMAPHORES} is full ({size.free:,} of {size.total:,} bytes free)"
+        remedy = "remove what other programs left there, or give the container more, as docker run --shm-size=1g does"
+    else:
+        why, remedy = f"{_SEMAPHORES}: {error.strerror}", "it must be mounted, and writable"
+    return ConfigError(f"no process can be started, which needs a semaphore of 32 bytes: {why}; {remedy}")

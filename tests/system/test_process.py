@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import logging
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -377,3 +379,19 @@ def test_an_interrupted_write_of_parameters_is_repaired_by_the_next() -> None:
     assert post_parameters(shared.tree, {"a": np.ones(2)}) % 2 == 0
     read_parameters(shared.tree, values, 2)
     np.testing.assert_array_equal(values["a"], 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (errno.ENOSPC, r"/dev/shm is full \([\d,]+ of [\d,]+ bytes free\); remove what .*--shm-size=1g"),
+        (errno.EACCES, "/dev/shm: Permission denied; it must be mounted, and writable"),
+    ],
+)
+def test_a_semaphore_that_the_system_refuses_is_an_error_with_the_remedy(
+    code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Mock(side_effect=OSError(code, os.strerror(code)))
+    monkeypatch.setattr("rlframe.system.shared.SemLock", Mock(side_effect=refusal, SEM_VALUE_MAX=1))
+    with pytest.raises(ConfigError, match=message):
+        ChildProcess("child", print, ())
