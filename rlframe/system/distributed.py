@@ -121,7 +121,10 @@ def _connect(info: RankInfo, timeout_s: float, on_gpus: bool) -> Ranks:
         store = _meet(info, _store(timeout), timeout_s)
         init("cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store)
     except RuntimeError as error:
-        raise RankLost(f"rank {info.rank} could not connect to the other ranks: {first_line(error)}") from error
+        why = first_line(error)
+        if "EADDRINUSE" in why:
+            why = f"port {os.environ['MASTER_PORT']} is taken (MASTER_PORT), perhaps by another run; choose a free one"
+        raise RankLost(f"rank {info.rank} could not connect to the other ranks: {why}") from error
     return TorchRanks(info.rank, info.world_size, timeout_s, on_gpus)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +15,11 @@ from subprocess import PIPE, STDOUT
 import psutil
 import pytest
 
-from rlframe.core.ranks import current_ranks
+from rlframe.core.ranks import RankLost, current_ranks
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.runners import Callback
+from rlframe.system.distributed import RankInfo, join
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
@@ -245,3 +247,15 @@ def test_ppo_solves_cartpole_in_two_ranks(tmp_path: Path) -> None:
     words = ["experiment=classic/ppo_cartpole", "world_size=2", "sampler.batch_B=4", "snapshot_mode=none"]
     assert main([f"log_dir={tmp_path}", *words]) == 0
     assert max(column(tmp_path / "run_0", "eval/return_mean")) >= 475
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        with (
+            pytest.raises(RankLost, match=rf"port {port} is taken \(MASTER_PORT\), perhaps .*; choose a free one"),
+            join(RankInfo(0, 2), timeout_s=20.0),
+        ):
+            pass
