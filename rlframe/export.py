@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.config import check_one_of
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output, writing
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
@@ -45,8 +46,7 @@ def _export(argv: list[str]) -> int:
     kind, name, trust = words.text("format", "torch"), words.text("policy"), words.flag("trust")
     out, path, snapshot = words.text("out"), Path(argv[0]), words.text("snapshot")
     words.check_unknown()
-    if kind not in _SUFFIX:
-        raise ConfigError(f"format={kind!r} is not one of {', '.join(_SUFFIX)}")
+    check_one_of("format", kind, _SUFFIX)
     if kind == "onnx":
         require_onnx()
     several = [] if name else policies_at(path)

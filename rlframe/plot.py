@@ -20,7 +20,7 @@ from rlframe.analysis.results import find_curves
 from rlframe.analysis.search_figure import fill_figure
 from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
 from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
-from rlframe.core.config import nearest
+from rlframe.core.config import check_one_of, nearest
 from rlframe.core.errors import decimals, pluralize, printable
 from rlframe.core.files import prepare_output
 
@@ -84,9 +84,8 @@ def _value(key: str, text: str) -> Any:
     known = [option.name for option in fields(PlotOptions) if option.name != "dirs"]
     if key not in known:
         raise PlotError(f"{key!r} is not an option ({', '.join(known)}){nearest(key, known)}")
-    choices = {"x": tuple(X_COLUMNS), "center": ("mean", "iqm")}.get(key, ())
-    if choices and text not in choices:
-        raise PlotError(f"{key}={text!r} is not one of {', '.join(choices)}{nearest(text, choices)}")
+    if choices := {"x": tuple(X_COLUMNS), "center": ("mean", "iqm")}.get(key):
+        check_one_of(key, text, choices)
     try:
         value = _CONVERT.get(key, str)(text)
     except ValueError:

@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from numbers import Integral, Real
 from types import UnionType
@@ -294,12 +294,7 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
     """A field for one of a few names; any other name is an error that lists them."""
 
     def check(config: Any, name: str) -> None:
-        value = getattr(config, name)
-        if value not in choices:
-            hint = nearest(getattr(value, "__name__", str(value)), choices)
-            raise ConfigError(
-                f"{key_of(config, name)}={shortened(repr(value), 60)} is not one of {', '.join(choices)}{hint}"
-            )
+        check_one_of(key_of(config, name), getattr(config, name), choices)
 
     return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
@@ -337,6 +332,13 @@ def decays(default: tuple[float, ...], doc: str) -> Any:
         inside(config, name)
 
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_decays, validator=check)
+
+
+def check_one_of(key: str, value: Any, known: Iterable[str]) -> None:
+    """Raise ConfigError, with the nearest of these names, unless the value of a key is one of them."""
+    if value not in (names := tuple(known)):
+        hint = nearest(getattr(value, "__name__", str(value)), names)
+        raise ConfigError(f"{key}={shortened(repr(value), 60)} is not one of {', '.join(names)}{hint}")
 
 
 def nearest(name: str, known: Any) -> str:

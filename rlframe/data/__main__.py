@@ -17,7 +17,7 @@ from pathlib import Path
 from gymnasium import spaces
 
 from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
-from rlframe.core.config import nearest
+from rlframe.core.config import check_one_of, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output
 from rlframe.data import tools
@@ -173,9 +173,8 @@ def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
         words.text("compression", "none"),
     )
     words.check_unknown()
-    for key, value, known in (("format", kind, _FORMATS), ("compression", compression, COMPRESSIONS)):
-        if value not in known:
-            raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")
+    check_one_of("format", kind, _FORMATS)
+    check_one_of("compression", compression, COMPRESSIONS)
     if not into:
         raise ConfigError("into=NEW is missing, the id or path of the new dataset")
     check_free(into)

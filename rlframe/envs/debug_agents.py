@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import check_one_of
 
 _SAFE = 7.0
 _RISKY = np.array([[0.0, 1.0], [1.0, 8.0]])  # of the actions of both agents
@@ -32,8 +32,7 @@ class TwoStepGame(ParallelEnv[str, Any, Any]):
 
     def __init__(self, action: str = "discrete") -> None:
         known: dict[str, spaces.Space[Any]] = {"discrete": spaces.Discrete(2), "box": spaces.Box(-1, 1, (1,))}
-        if action not in known:
-            raise ConfigError(f"env_kwargs.action={action!r} is not one of {', '.join(known)}")
+        check_one_of("env_kwargs.action", action, known)
         self.possible_agents = ["agent_0", "agent_1"]
         self.agents: list[str] = []
         self._action, self._is_box, self._state = known[action], action == "box", 0

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from gymnasium.wrappers import TransformObservation
 
-from rlframe.core.config import nearest
+from rlframe.core.config import check_one_of
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
@@ -31,8 +31,7 @@ def _space(kind: str) -> Space:
         "dict": spaces.Dict({"which": spaces.Discrete(_N_CHOICES), "level": level}),
         "tuple": spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2))),
     }
-    if kind not in known:
-        raise ConfigError(f"env_kwargs.action={kind!r} is not one of {', '.join(known)}{nearest(kind, known)}")
+    check_one_of("env_kwargs.action", kind, known)
     return known[kind]
 
 
@@ -108,8 +107,7 @@ class TimeLimit(gymnasium.Env):
     """
 
     def __init__(self, ends: str = "truncated", length: int = 5) -> None:
-        if ends not in ("truncated", "terminated"):
-            raise ConfigError(f"env_kwargs.ends={ends!r} is not one of truncated, terminated")
+        check_one_of("env_kwargs.ends", ends, ("truncated", "terminated"))
         self.observation_space = spaces.Discrete(length + 1)
         self.action_space = spaces.Discrete(2)
         self._terminates, self._length, self._time = ends == "terminated", length, 0
@@ -172,8 +170,7 @@ class Masked(gymnasium.Env):
     def __init__(
         self, size: int = 4, n_traps: int = 4, kind: str = "discrete", penalty: bool = False, shuffled: bool = False
     ) -> None:
-        if kind not in ("discrete", "multi_discrete"):
-            raise ConfigError(f"env_kwargs.kind={kind!r} is not one of discrete, multi_discrete")
+        check_one_of("env_kwargs.kind", kind, ("discrete", "multi_discrete"))
         n, n_parts = 4 + n_traps, 2 if kind == "multi_discrete" else 1
         self.action_space = spaces.MultiDiscrete([n, n]) if n_parts == 2 else spaces.Discrete(n)
         cell, mask = spaces.Box(0.0, 1.0, (size * size,), np.float32), spaces.MultiBinary(n * n_parts)
@@ -242,8 +239,7 @@ class Faulty(gymnasium.Env):
     """Behaves correctly until step `at` of an episode, then shows one of FAULTS; "reset" raises in the next reset."""
 
     def __init__(self, fault: str = "raise", at: int = 3) -> None:
-        if fault not in FAULTS:
-            raise ConfigError(f"env_kwargs.fault={fault!r} is not one of {', '.join(FAULTS)}{nearest(fault, FAULTS)}")
+        check_one_of("env_kwargs.fault", fault, FAULTS)
         self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._fault, self._at, self._time, self._broken = fault, at, 0, False

@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 
 from rlframe.core.arguments import checked
-from rlframe.core.config import nearest
+from rlframe.core.config import check_one_of, nearest
 from rlframe.core.errors import ConfigError, describe_import
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.names import find_attribute, split_call
@@ -143,10 +143,7 @@ def _limit(config: EnvConfig, target: EnvSpec) -> int:
 
 
 def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
-    if config.backend not in BACKENDS:
-        raise ConfigError(
-            f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
-        )
+    check_one_of("env_backend", config.backend, BACKENDS)
     load_wrappers(config.options)
     if isinstance(target, EnvSpec):
         _limit(config, target)

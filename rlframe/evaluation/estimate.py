@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from rlframe.core.arguments import checked
-from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, aligned, pluralize, shortened
+from rlframe.core.config import check_one_of
+from rlframe.core.errors import ConfigError, aligned, pluralize
 from rlframe.core.struct import map_tree
 from rlframe.data.cutting import LOG_PROB
 from rlframe.data.episodes import Episode
@@ -207,9 +207,7 @@ def check_estimate(
 def check_methods(methods: Sequence[str], policy: TargetPolicy, prefix: str = "") -> None:
     """Raise ConfigError unless these are some of METHODS, each once, and fit the policy; `prefix`: of keys."""
     for method in methods:
-        if method not in METHODS:
-            shown = shortened(method, 40)
-            raise ConfigError(f"estimate={shown!r} is not one of {', '.join(METHODS)}{nearest(shown, METHODS)}")
+        check_one_of("estimate", method, METHODS)
     if not methods or len({*methods}) < len(methods):
         raise ConfigError(f"estimate={','.join(methods)} must name methods, each once, of {', '.join(METHODS)}")
     if policy.greedy and (ratios := [method for method in methods if method != FQE]):

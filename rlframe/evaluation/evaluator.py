@@ -14,7 +14,7 @@ import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.arguments import checked
-from rlframe.core.config import AUTO, count, count_or_auto, names, number, option
+from rlframe.core.config import AUTO, check_one_of, count, count_or_auto, names, number, option
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
@@ -80,8 +80,7 @@ class EvalConfig:
         if not math.isnan(self.epsilon) and not self.explore:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
         for method in self.estimate:
-            if method not in METHODS:
-                raise ConfigError(f"eval.estimate: {method!r:.60} is not one of {', '.join(METHODS)}")
+            check_one_of("eval.estimate", method, METHODS)
         if len(both := self._replacements()) > 1:
             raise ConfigError(f"{' and '.join(both)} both replace episodes; choose one of them")
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.config import nearest
+from rlframe.core.config import check_one_of, nearest
 from rlframe.core.errors import ConfigError, SnapshotError, StateLost, warn_once
 from rlframe.core.files import disk_error
 from rlframe.record.metrics import METRICS, signed, step_of, without_learner
@@ -47,16 +47,12 @@ class SnapshotPolicy:
     errors: str = "stop"  # stop | continue, on a disk error
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(
-                f"snapshot_mode={self.mode!r} is not one of {', '.join(MODES)}{nearest(self.mode, MODES)}"
-            )
+        check_one_of("snapshot_mode", self.mode, MODES)
+        check_one_of("snapshot_errors", self.errors, ON_ERRORS)
         if self.gap < 0:
             raise ConfigError(f"snapshot_gap={self.gap} must be >= 0 env_steps")
         if self.keep < 1:
             raise ConfigError(f"snapshot_keep={self.keep} must be at least 1: the newest is always kept")
-        if self.errors not in ON_ERRORS:
-            raise ConfigError(f"snapshot_errors={self.errors!r} is not one of {', '.join(ON_ERRORS)}")
 
     def settings(self) -> dict[str, Any]:
         """The keys of a config."""

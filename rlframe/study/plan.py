@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
-from rlframe.core.config import nearest, split_values
+from rlframe.core.config import check_one_of, split_values
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.experiment.study_keys import GRIDS, REPEATS, SWEEP, ZIP
 from rlframe.system.affinity import Affinity, Topology, plan
@@ -205,8 +205,7 @@ def in_order(runs: Sequence[PlannedRun], order: str) -> tuple[PlannedRun, ...]:
     Raises:
         ConfigError: the order is unknown.
     """
-    if order not in (known := (INNERMOST, OUTERMOST)):
-        raise ConfigError(f"seeds={order} is not one of {', '.join(known)}{nearest(order, known)}")
+    check_one_of("seeds", order, (INNERMOST, OUTERMOST))
     if order == INNERMOST:
         return tuple(runs)
     n_seen: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from rlframe.analysis.aggregates import iqm
 from rlframe.analysis.curves import read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
-from rlframe.core.config import nearest
+from rlframe.core.config import check_one_of, nearest
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import drop_torn_line, open_to_append
 from rlframe.core.seeding import Role, seed_int
@@ -58,7 +58,9 @@ class SearchPlan:
         n_trials = given.count("n_runs", 32)
         if not 1 <= n_trials <= 5_000:
             raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
-        searcher, pruner = _one_of("searcher", given, _SEARCHERS), _one_of("pruner", given, _PRUNERS)
+        searcher, pruner = given.text("searcher", _SEARCHERS[0]), given.text("pruner", _PRUNERS[0])
+        check_one_of("searcher", searcher, _SEARCHERS)
+        check_one_of("pruner", pruner, _PRUNERS)
         return cls(space, n_trials, tuple(seeds), searcher, pruner, metric_of(given))
 
     def check_seeds(self) -> None:
@@ -82,14 +84,6 @@ class SearchPlan:
         lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]
         how = f"{self.n_trials} trials of {len(self.seeds)} seeds each, by {self.searcher}, pruner {self.pruner}"
         return "\n".join([f"search: {how}, for {self.metric}", *lines])
-
-
-def _one_of(key: str, given: KeyValues, known: Sequence[str]) -> str:
-    """The value of a word; the first that is known if it is not given."""
-    value = given.text(key, known[0])
-    if value not in known:
-        raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")
-    return value
 
 
 MakeRuns = Callable[[str, Mapping[str, str]], Sequence[PlannedRun]]  # of a trial, from its name and its words

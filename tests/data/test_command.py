@@ -75,7 +75,7 @@ def _line(name: str) -> str:
         (["merge", "test-v0", "into=x-v0"], "give 2 or more datasets, not 1"),
         (["convert", "test-v0"], "into=NEW is missing"),
         (["convert", "test-v0", "into=test-v0"], "a dataset is there already"),
-        (["convert", "test-v0", "into=x-v0", "format=csv"], "format=csv is not one of arrow, parquet, hdf5"),
+        (["convert", "test-v0", "into=x-v0", "format=csv"], "format='csv' is not one of arrow, parquet, hdf5"),
         (["filter", "test-v0", "into=x-v0", "min_return=high"], "min_return=high must be a number"),
         (["filter", "test-v0", "into=x-v0", "max_return=nan"], "max_return=nan must be a number"),
         (["list", "a", "b"], "list takes one folder, or none, and no keys, not a b"),

@@ -247,8 +247,8 @@ WRONG = [
     ("search.seed=int(0,9)", "search.seed cannot be in one study"),
     ("search.retries=choice(1,2)", "retries cannot be searched"),
     ("search.algo.clip=uniform(0.1,0.2) sweep.algo.epochs=1,2", "a search has no sweep. or zip."),
-    ("search.algo.clip=uniform(0.1,0.2) searcher=tp", "searcher=tp is not one of tpe, random, cmaes"),
-    ("search.algo.clip=uniform(0.1,0.2) pruner=hyper", "pruner=hyper is not one of"),
+    ("search.algo.clip=uniform(0.1,0.2) searcher=tp", "searcher='tp' is not one of tpe, random, cmaes"),
+    ("search.algo.clip=uniform(0.1,0.2) pruner=hyper", "pruner='hyper' is not one of"),
     ("search.algo.clip=uniform(0.1,0.2) n_runs=0", "n_runs=0 must be from 1 to"),
     ("repeats=2 n_runs=3", "n_runs=3 is for a search"),
 ]
