@@ -92,7 +92,7 @@ def _table(files: Sequence[Path], words: KeyValues) -> None:
     words.check_unknown()
     if not files or max(len(bound), len(within)) > 1 or (within and not bound):
         raise ConfigError("name result files, FILE.csv..., and at most one bound= and one within=, which needs bound=")
-    print(_printable(results_table(files, metric, marks, *(bound or [math.nan]), *(within or [math.inf]))))
+    print(printable(results_table(files, metric, marks, *(bound or [math.nan]), *(within or [math.inf]))))
 
 
 def _compare(files: Sequence[Path], words: KeyValues) -> None:
@@ -113,9 +113,9 @@ def _compare(files: Sequence[Path], words: KeyValues) -> None:
     clocks = {each.clock() for files in comparison.files.values() for each in files}
     if len(clocks) > 1 and (marks or out):
         raise ConfigError("some of these runs step no environment, so they have no clock in common; leave at= and out=")
-    print(_printable(aggregates_table(comparison, step)))
+    print(printable(aggregates_table(comparison, step)))
     if len(named) > 1:
-        print("\n" + _printable(improvements_table(comparison, step)))
+        print("\n" + printable(improvements_table(comparison, step)))
     if out:
         figure = new_figure(13.0, 3.8)
         fill_figure(figure, comparison, step)
@@ -133,10 +133,6 @@ def _check_file(name: str, path: Path) -> None:
         raise ConfigError(f"{name}={path} is a directory, not a result file; {remedy}")
     if path.with_name(f"{path.name}.csv").is_file():
         raise ConfigError(f"{name}={path} does not exist; did you mean {name}={path}.csv?")
-
-
-def _printable(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def _numbers(words: KeyValues, key: str) -> list[float]:
