@@ -7,8 +7,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rlframe.experiment.build import make_learners, untrained_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.ranks import share_of
 from rlframe.experiment.settings import digest_of
-from rlframe.kernels.device import learning_in
+from rlframe.kernels.device import learning_in, restoring_threads
 from rlframe.replay.make import small_size
 from rlframe.runners import Learner
 from rlframe.runners.learner import Learners
@@ -114,7 +114,7 @@ def _measure(experiment: Experiment, affinity: Affinity, ways: Sequence[Way]) ->
 def _trial(experiment: Experiment, affinity: Affinity, threads: Sequence[int], place: RankInfo) -> dict[int, float]:
     """Seconds for each number of threads, measured in turns, as one of the learners."""
     seconds: dict[int, list[float]] = {n: [] for n in threads}
-    with _kept_threads(), join(place), closing(_Trial(share_of(experiment, place.rank), affinity)) as trial:
+    with restoring_threads(), join(place), closing(_Trial(share_of(experiment, place.rank), affinity)) as trial:
         for round_ in range(_WARM_ROUNDS + _ROUNDS):
             for n in threads:
                 torch.set_num_threads(n)
@@ -122,15 +122,6 @@ def _trial(experiment: Experiment, affinity: Affinity, threads: Sequence[int], p
                 if round_ >= _WARM_ROUNDS:
                     seconds[n].append(measured)
     return {n: statistics.median(found) for n, found in seconds.items()}
-
-
-@contextmanager
-def _kept_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Trial:

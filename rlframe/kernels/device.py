@@ -96,14 +96,21 @@ def bf16_is_faster() -> bool:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread, for networks so small that several take far more CPU time."""
+def restoring_threads() -> Iterator[None]:
+    """Context at whose end torch computes in as many threads as before."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread, for networks so small that several take far more CPU time."""
+    with restoring_threads():
+        torch.set_num_threads(1)
+        yield
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import torch
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.kernels.device import restoring_threads
 from rlframe.system.affinity import Affinity, pin
 
 _LOOK_S = 2.0  # between looks at the machine
@@ -135,22 +136,19 @@ class AdaptiveThreads:
 
 
 @torch.inference_mode()
+@restoring_threads()
 def measure_delay(n: int) -> float:
     """The mean time of an operation of n threads over that of one thread with one part of it.
 
     Of one thread it is the shortest time, as others delay that too. Ends early where the delay is certain.
     """
-    before = torch.get_num_threads()
-    try:
-        alone = min(_seconds(1, _REPEATS // 4))
-        times: list[float] = []
-        for seconds in _seconds(n, 1 + _REPEATS):
-            times.append(seconds)
-            if sum(times[1:]) > _REPEATS * alone * 2 * _MOST_DELAY:
-                break
-        return sum(times[1:]) / len(times[1:]) / alone  # the first starts threads and touches memory
-    finally:
-        torch.set_num_threads(before)
+    alone = min(_seconds(1, _REPEATS // 4))
+    times: list[float] = []
+    for seconds in _seconds(n, 1 + _REPEATS):
+        times.append(seconds)
+        if sum(times[1:]) > _REPEATS * alone * 2 * _MOST_DELAY:
+            break
+    return sum(times[1:]) / len(times[1:]) / alone  # the first starts threads and touches memory
 
 
 def _seconds(n: int, repeats: int) -> Iterator[float]:

@@ -18,6 +18,7 @@ from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import fixed_backend
+from rlframe.kernels.device import restoring_threads
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.rollout.stepper import make_timing_handler
 from rlframe.rollout.worker_pool import WorkerPool, WorkerTask
@@ -178,19 +179,16 @@ def policy_s(agent: Agent, process: TimingProcess, n: int) -> float:
     return float(np.median(times))
 
 
+@restoring_threads()
 def measure(process: TimingProcess, agent: Agent, rows: Sequence[int], threads: int) -> Costs:
     """Time the environment and the policy; takes about half a second."""
     env_s = process.step_s()
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        here = {n: policy_s(agent, process, n) for n in rows}
-        torch.set_num_threads(1)
-        on_cpu = next(agent.parameters()).device.type == "cpu"
-        local = agent if on_cpu else copy.deepcopy(agent).to("cpu")
-        alone = here if on_cpu and threads == 1 else {n: policy_s(local, process, n) for n in rows}
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    here = {n: policy_s(agent, process, n) for n in rows}
+    torch.set_num_threads(1)
+    on_cpu = next(agent.parameters()).device.type == "cpu"
+    local = agent if on_cpu else copy.deepcopy(agent).to("cpu")
+    alone = here if on_cpu and threads == 1 else {n: policy_s(local, process, n) for n in rows}
     return Costs(env_s, here, alone)
 
 
