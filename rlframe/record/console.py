@@ -84,10 +84,10 @@ class Pace:
         per_s = row.get(f"time/{self.unit}_per_s", self.per_s())
         return f"{per_s:,.0f} {self.unit.removeprefix('env_')}/s" if per_s > 0 else ""
 
-    def left_s(self) -> float:
-        """Seconds until n_steps; inf if unknown."""
-        rate = self.per_s()
-        return max(self.n_steps - self.step, 0) / rate if rate > 0 and self.n_steps else math.inf
+    def time_left(self) -> str:
+        """The time until n_steps; empty if unknown, or at the end."""
+        rate, n_left = self.per_s(), self.n_steps - self.step
+        return f"{format_duration(n_left / rate)} left" if rate > 0 and n_left > 0 else ""
 
     def fraction(self) -> float:
         return min(self.step / self.n_steps, 1.0) if self.n_steps else 0.0
@@ -110,11 +110,8 @@ class PlainConsole(Console):
     def _say(self, row: Mapping[str, float], with_pace: bool) -> None:
         self._said_s = perf_counter()
         parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
-        if with_pace and (speed := self._pace.speed(row)):
-            parts.append(speed)
-        if with_pace and 0 < (left := self._pace.left_s()) < math.inf:
-            parts.append(f"{format_duration(left)} left")
-        print(" | ".join(parts), flush=True)
+        parts += [self._pace.speed(row), self._pace.time_left()] if with_pace else []
+        print(" | ".join(filter(None, parts)), flush=True)
 
     def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         self._pace.move(step, n_steps, unit)
@@ -198,13 +195,6 @@ class RedrawnConsole(Console, ABC):
         pace = self._pace
         return f"{pace.step:,}" + (f" / {pace.n_steps:,}" if pace.n_steps else "") + f" {pace.unit}"
 
-    def _speed(self) -> str:
-        return self._pace.speed(self._values)
-
-    def _time_left(self) -> str:
-        left = self._pace.left_s()
-        return f"{format_duration(left)} left" if 0 < left < math.inf else ""
-
 
 class NotebookConsole(RedrawnConsole):
     """Redraws the output of the cell that opened the run: a bar and the newest metrics; messages are printed."""
@@ -222,7 +212,7 @@ class NotebookConsole(RedrawnConsole):
 
         share = f"{self._pace.fraction():.0%}, " if self._pace.n_steps else ""
         metrics = [f"{name} {format_number(self._values[name])}" for name in key_metrics(self._values)[1:]]
-        parts = [share + self._position(), self._speed(), self._time_left(), *metrics]
+        parts = [share + self._position(), self._pace.speed(self._values), self._pace.time_left(), *metrics]
         text = " | ".join(part for part in parts if part)
         bar = f'<progress value="{self._pace.fraction():.4f}" max="1" style="width: 30%"></progress>'
         shown = {"text/plain": text, "text/html": f"{bar} {html.escape(text)}"}

@@ -84,8 +84,8 @@ class LiveConsole(RedrawnConsole):
             ProgressBar(total=1.0, completed=pace.fraction()),
             f"{pace.fraction():.0%}" if pace.n_steps else "",
             self._position(),
-            self._speed(),
-            self._time_left(),
+            pace.speed(self._values),
+            pace.time_left(),
         )
         return grid
 

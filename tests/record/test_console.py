@@ -54,7 +54,7 @@ def test_time_left_of_a_resumed_run_counts_from_where_it_resumed(monkeypatch: py
     now[0] = 10.0
     pace.update(900)
     assert pace.per_s() == 10.0
-    assert pace.left_s() == 10.0
+    assert pace.time_left() == "00:10 left"
 
 
 @pytest.mark.parametrize(
