@@ -50,14 +50,10 @@ def with_fetched(keys: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in keys.items() if key not in ("resume", "log_dir", "run_ID")}
     kept.setdefault("sync", base)
     with _renamed_when_complete(_directory(keys, base, name)) as (folder, directory), _errors_named(uri, folder):
-        remote = Remote(place, _go_on)
+        remote = Remote(place, lambda: None)  # Ctrl-C alone ends it
         _fetch(remote, folder, {**kept, "resume": str(folder)})
         add_choices(folder / PARAMS, {CHOICE: place})
     return {**kept, "resume": str(directory)}
-
-
-def _go_on() -> None:
-    """A fetch is ended by Ctrl-C only."""
 
 
 def _directory(keys: Mapping[str, Any], base: str, name: str) -> Path:

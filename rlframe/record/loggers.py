@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +167,8 @@ def _own(name: str) -> MakeLogger:
         raise ConfigError(f"loggers={name} is none of {known}, module:Class, ./file.py:Class{nearest(name, LOGGERS)}")
     found = find_attribute(name, "loggers")
     if isinstance(found, Logger):
-        return partial(_given, found)
+        return lambda directory, config, name: found  # made already
     return find_maker(name, "loggers", Logger, "rlframe.record.Logger")
-
-
-def _given(logger: Logger, *_: Any) -> Logger:
-    """A logger that was made already, in the place of its class."""
-    return logger
 
 
 def make_logger(make: MakeLogger, directory: Path, config: Mapping[str, Any], name: str) -> Logger:

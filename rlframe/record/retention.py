@@ -101,7 +101,8 @@ class Retention:
         self._newest = found[-1] if found else None
         self._updates = _meta(self._newest).get("updates", -1) if self._newest is not None else -1
         best = link_target(self._directory / "best")
-        self._best_score = self._score(best) if best is not None else -math.inf
+        scores = _scores([best], self._policy.best) if best is not None else {}
+        self._best_score = max(scores.values(), default=-math.inf)
 
     def check_resumed(self) -> None:
         """Raise ConfigError if training begins although nobody has loaded a snapshot that was there."""
@@ -200,10 +201,6 @@ class Retention:
             aside = snapshot.rename(unused_path(snapshot.with_name(f"abandoned_{snapshot.name}"), "~"))
             _logger.warning("resuming from env_steps %s: %s renamed to %s", env_steps, snapshot.name, aside.name)
         self._find_state()
-
-    def _score(self, snapshot: Path) -> float:
-        """The saved score; -inf if unreadable or computed from another metric."""
-        return _scores([snapshot], self._policy.best).get(snapshot, -math.inf)
 
     def _repoint(self, link: str, target: Path | None) -> None:
         if target is not None:

@@ -183,9 +183,6 @@ class RunProcess:
             kill_group(self.pid)
             with suppress(subprocess.TimeoutExpired):  # not killable while it waits in the kernel
                 self._process.wait(_CLOSE_S)
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -54,8 +54,8 @@ class Meeting:
         self._pass_on(seat)
         self._turns[seat].acquire()
         result, self._results[seat] = self._results[seat], None
-        if isinstance(result, _Raised):
-            raise result.error
+        if isinstance(result, Exception):
+            raise result
         return result
 
     def _pass_on(self, seat: int) -> None:
@@ -77,11 +77,6 @@ class Meeting:
                 raise NotTogether
             results = living[0][1].together([work and work.brought for work in works])
         except Exception as error:
-            results = [_Raised(error)] * self.n
+            results = [error] * self.n
         for seat, _ in living:
             self._results[seat] = results[seat]
-
-
-@dataclass(frozen=True)
-class _Raised:
-    error: Exception
