@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -126,8 +126,8 @@ def check_networks(experiment: Experiment, observation_space: Space, action_spac
     if _is_small(experiment, observation_space, action_space):
         return
     algo, widths, n_critics = experiment.algo, experiment.model.hidden, _count_of(experiment.algo, "n_critics")
-    n = _count(experiment, observation_space, action_space)
-    n_bonus = _count_bonus(experiment, observation_space, action_space)
+    n = _count(lambda: [algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)])
+    n_bonus = _count(lambda: experiment.reward.bonus.networks(observation_space, action_space))
     in_critics = n_critics * (sum(map(operator.mul, widths, widths[1:])) + sum(widths))  # at least
     moments = _moments(algo)
     targets = int(hasattr(algo, "target_interval"))
@@ -186,22 +186,13 @@ def _largest(experiment: Experiment) -> str:
     return f"{group}.{name}={list(value) if isinstance(value, tuple) else value}"
 
 
-def _count(experiment: Experiment, observation_space: Space, action_space: Space) -> int:
-    """The numbers in the agent's parameters and buffers.
+def _count(make: Callable[[], Iterable[nn.Module]]) -> int:
+    """The numbers in the parameters and buffers of networks.
 
     Torch's meta device makes tensors without memory. A user's encoder may fail there; then nothing is known.
     """
-    with contextlib.suppress(Exception), torch.device("meta"):  # what is wrong is reported when the agent is made
-        agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
-        return _numel((*agent.parameters(), *agent.buffers()))
-    return 0
-
-
-def _count_bonus(experiment: Experiment, observation_space: Space, action_space: Space) -> int:
-    """The numbers of a bonus's networks."""
-    with contextlib.suppress(Exception), torch.device("meta"):
-        made = experiment.reward.bonus.networks(observation_space, action_space)
-        return _numel(x for network in made for x in (*network.parameters(), *network.buffers()))
+    with contextlib.suppress(Exception), torch.device("meta"):  # what is wrong is reported when they are made
+        return sum(x.numel() for network in make() for x in (*network.parameters(), *network.buffers()))
     return 0
 
 
@@ -222,10 +213,6 @@ def _tensors(state: Any) -> Iterator[torch.Tensor]:
     elif isinstance(state, Mapping | list | tuple):
         for each in state.values() if isinstance(state, Mapping) else state:
             yield from _tensors(each)
-
-
-def _numel(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(x.numel() for x in tensors)
 
 
 def _check_fits(setting: str, n_bytes: float, available: float, what: str) -> None:

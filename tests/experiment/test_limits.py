@@ -161,7 +161,7 @@ def test_weights_are_counted_without_memory_and_without_a_random_number(
     settings: dict[str, Any], observation: Space, action: Space
 ) -> None:
     experiment, before = from_flat(settings), torch.get_rng_state()
-    counted = limits._count(experiment, observation, action)
+    counted = limits._count(lambda: [experiment.algo.make_agent(observation, action, experiment.model, 0)])
     assert torch.equal(torch.get_rng_state(), before)
     agent = experiment.algo.make_agent(observation, action, experiment.model, experiment.seed)
     assert counted == sum(x.numel() for x in (*agent.parameters(), *agent.buffers()))
