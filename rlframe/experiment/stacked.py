@@ -17,7 +17,6 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
-from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs.pettingzoo import find_multi_agent
 from rlframe.experiment import hardware
 from rlframe.experiment.compilation import Placing
@@ -50,32 +49,23 @@ class SeedsFailed(ReadableError):
 
 def check_stackable(c: Experiment) -> None:
     """Raise ConfigError if the seeds of this experiment cannot be trained as a stack."""
-    if c.world_size > 1:
-        _refuse(f"world_size={c.world_size}")
-    if c.learners != 1:
-        _refuse(f"learners={c.learners}")
-    if c.runner.runner_class is not MinibatchRl:
-        _refuse(f"runner={part_name(c.runner, ROOTS['runner'])}")
-    if not (c.sampler.undecided or c.sampler.in_process):
-        _refuse(f"sampler={part_name(c.sampler, ROOTS['sampler'])}")
-    if choose_device(c.device).type != "cpu":
-        _refuse(f"device={c.device}, where ten seeds in a stack are no faster than one by one (or add device=cpu)")
-    if c.eval.n_workers > 0:
-        _refuse(f"eval.n_workers={c.eval.n_workers}")
-    if c.model.memory != "none":
-        _refuse(f"model.memory={c.model.memory}")
-    flat = to_flat(c)
-    for key, value in flat.items():
-        if key.endswith("dropout") and value:
-            _refuse(f"{key}={value}")
-    if flat["reward.bonus"] != "none":
-        _refuse(f"reward.bonus={flat['reward.bonus']}")
-    if c.on_ray():
-        _refuse("what is on Ray")
-    if c.agents.given() or find_multi_agent(c.env):
-        _refuse("environments of several agents")
-    if set(c.loggers) - set(DEFAULT_LOGGERS):
-        _refuse(f"loggers=[{','.join(c.loggers)}]")
+    flat, slow = to_flat(c), "where ten seeds in a stack are no faster than one by one (or add device=cpu)"
+    for what, is_so in {
+        f"world_size={c.world_size}": c.world_size > 1,
+        f"learners={c.learners}": c.learners != 1,
+        f"runner={flat['runner']}": c.runner.runner_class is not MinibatchRl,
+        f"sampler={flat['sampler']}": not (c.sampler.undecided or c.sampler.in_process),
+        f"device={c.device}, {slow}": choose_device(c.device).type != "cpu",
+        f"eval.n_workers={c.eval.n_workers}": c.eval.n_workers > 0,
+        f"model.memory={c.model.memory}": c.model.memory != "none",
+        **{f"{key}={value}": value for key, value in flat.items() if key.endswith("dropout")},
+        f"reward.bonus={flat['reward.bonus']}": flat["reward.bonus"] != "none",
+        "what is on Ray": c.on_ray(),
+        "environments of several agents": c.agents.given() or find_multi_agent(c.env),
+        f"loggers=[{','.join(c.loggers)}]": set(c.loggers) - set(DEFAULT_LOGGERS),
+    }.items():
+        if is_so:
+            _refuse(what)
 
 
 def _refuse(what: str) -> NoReturn:
