@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rlframe.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rlframe.experiment.job import Job
     from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import TrainResult
     from rlframe.study.overview import StudyOverview
@@ -59,10 +58,11 @@ def build(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **
     from rlframe.core.main_script import check_not_imported
 
     check_not_imported("build")
-    job = _read(algo, env, n_steps, settings)
+    keys = _keys(algo, env, n_steps, settings)
+    from rlframe.experiment.job import read_job
     from rlframe.experiment.train import live_run
 
-    return live_run(job, str(settings.get("log_dir") or ""))
+    return live_run(read_job(keys), str(settings.get("log_dir") or ""))
 
 
 def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRun":
@@ -161,13 +161,6 @@ def log(name: str, value: Any) -> None:
     from rlframe.record import metrics
 
     metrics.log(name, value)
-
-
-def _read(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> "Job":
-    keys = _keys(algo, env, n_steps, settings)
-    from rlframe.experiment.job import read_job
-
-    return read_job(keys)
 
 
 def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> dict[str, Any]:

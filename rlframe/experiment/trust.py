@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import read_json
 from rlframe.core.yaml import is_passed_on, parse_yaml
 from rlframe.evaluation.matches import RANDOM
@@ -130,8 +130,8 @@ def check_sync(config: Mapping[str, Any], given: Mapping[str, Any], source: str,
     if config.get("sync") and "sync" not in given and not trust:
         raise ConfigError(
             printable(
-                f"{source} copies the run to sync={_shown(config['sync'])}; give sync= again, or empty for no copy, or "
-                f"if you trust its author, add trust=true"
+                f"{source} copies the run to sync={one_line(config['sync'], 60)}; give sync= again, or empty for no "
+                f"copy, or if you trust its author, add trust=true"
             )
         )
 
@@ -146,17 +146,14 @@ def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
 
 def foreign(config: Mapping[str, Any], most_weights: int = _MAX_WEIGHTS) -> list[str]:
     """The entries of a config, key=value, that run foreign code, set variables, read files or need much memory."""
-    found = [f"{_shown(key)}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
+    found = [
+        f"{one_line(key, 60)}={one_line(value, 60)}" for key, value in config.items() if not _is_plain(str(key), value)
+    ]
     networks = _networks(config)
     if len(networks) > _MAX_POLICIES:
         return [*found, f"agents.policies.*: {len(networks):,} policies"]
     n_weights = sum(map(_count_weights, networks))
     return [*found, f"model.*: at least {n_weights:,} weights"] if n_weights > most_weights else found
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _is_plain(key: str, value: Any) -> bool:
