@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO
 from rlframe.core.errors import ConfigError, RecordError, SnapshotError, printable
 
 MAX_BYTES = 1 << 24
-LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
+_LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
 _MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of memory
 _MAX_TABLE_BYTES = 1 << 26
 _MAX_COPY_BYTES = 1 << 30
@@ -311,6 +311,16 @@ def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> Rec
         return RecordError(f"{why}: {printable(str(error.filename))}" if error.filename else why)
     needed = f"it needs {n_bytes:,} bytes and " if n_bytes else ""
     return RecordError(f"{why}; {needed}{_free(folder)}")
+
+
+@contextmanager
+def naming_disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Raise ConfigError for a disk error in the block, in which a run or a study begins in its folder."""
+    try:
+        yield
+    except OSError as error:
+        problem = disk_error(f"{what} in {folder}", folder, error, _LEAST_BYTES)
+        raise ConfigError(f"{problem}; use another log_dir") from error
 
 
 def check_free_space(what: str, folder: Path, n_bytes: int) -> None:

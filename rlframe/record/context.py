@@ -20,7 +20,7 @@ import pyprojroot
 from rlframe.core.arguments import checked
 from rlframe.core.context import set_within
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import LEAST_BYTES, check_name, disk_error
+from rlframe.core.files import check_name, naming_disk_errors
 from rlframe.core.ranks import current_ranks
 from rlframe.record import metrics
 from rlframe.record.directory import check_directory, move_failed_start, run_directory
@@ -83,7 +83,7 @@ def logger_context(
         raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
     classes = find_loggers(loggers)
     directory = _existing(log_dir, run_ID) if resume else new_directory(log_dir, run_ID, name)
-    with _disk_errors_named(directory):
+    with naming_disk_errors("a run", directory):
         run = Run(directory, name, config, classes, policy, resume, log_level * console, make_sync(sync, directory))
     try:
         with set_within(_current, run):
@@ -94,15 +94,6 @@ def logger_context(
         raise
     finally:
         run.close()
-
-
-@contextmanager
-def _disk_errors_named(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
-        raise ConfigError(f"{problem}; use another log_dir") from error
 
 
 def _existing(log_dir: str | Path, run_id: int) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from rlframe.analysis.curves import N_STEPS
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import LEAST_BYTES, disk_error, number_in, open_regular_file, read_json, replace_file
+from rlframe.core.files import naming_disk_errors, number_in, open_regular_file, read_json, replace_file
 from rlframe.record.directory import PARAMS, DirectoryLock, next_attempt, session
 from rlframe.record.metrics import signed
 from rlframe.runners.stop_rule import check_metric
@@ -158,11 +158,8 @@ class StudyRecord:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot create {directory}: {error.strerror}; use another log_dir") from error
-        with ExitStack() as on_error:
-            try:
-                self._lock = DirectoryLock(directory, "a study", "log_dir")
-            except OSError as error:
-                raise _unwritable(directory, error) from error
+        with ExitStack() as on_error, naming_disk_errors("a study", directory):
+            self._lock = DirectoryLock(directory, "a study", "log_dir")
             on_error.callback(self._lock.close)
             self._path, self._runs = directory / FILE, list(runs)
             saved = read_record(directory) if self._path.exists() else {}
@@ -171,10 +168,7 @@ class StudyRecord:
             self.dropped = [name for name, entry in entries.items() if name not in planned and _never_started(entry)]
             self._entries = {name: entry for name, entry in entries.items() if name not in self.dropped}
             self.statuses = {run.name: restored(run, self._entries.get(run.name)) for run in runs}
-            try:
-                self.save()
-            except OSError as error:
-                raise _unwritable(directory, error) from error
+            self.save()
             on_error.pop_all()
 
     def add(self, runs: Sequence[PlannedRun]) -> None:
@@ -235,11 +229,6 @@ def _never_started(entry: Mapping[str, Any]) -> bool:
 def _same_object(before: str, now: str) -> bool:
     """Whether two words name objects in a study's file that differ in their digests alone."""
     return ".py:" in before and before.rpartition("_")[0] == now.rpartition("_")[0] and before != now
-
-
-def _unwritable(directory: Path, error: OSError) -> ConfigError:
-    problem = disk_error(f"a study in {directory}", directory, error, LEAST_BYTES)
-    return ConfigError(f"{problem}; use another log_dir")
 
 
 def read_record(directory: Path) -> dict[str, Any]:
