@@ -17,8 +17,7 @@ from rlframe.analysis.comparison_figure import fill_figure
 from rlframe.analysis.figures import new_figure, save_figure
 from rlframe.analysis.results import spell_seeds
 from rlframe.analysis.tables import aggregates_table, compare, improvements_table, results_table
-from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
-from rlframe.core.config import nearest
+from rlframe.core.command_line import KeyValues, exit_with, run_command, run_verb
 from rlframe.core.errors import ConfigError, pluralize, printable
 from rlframe.core.files import prepare_output
 
@@ -59,19 +58,10 @@ _MULTIPLES = {"k": 1e3, "M": 1e6}
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    return run_command(_run, argv, USAGE)
+    return run_command(functools.partial(run_verb, _VERBS), argv, USAGE)
 
 
-def _run(argv: Sequence[str]) -> int:
-    verb, *others = argv
-    if verb not in _VERBS:
-        raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
-    paths, settings = paths_and_settings(others)
-    _VERBS[verb](list(map(Path, paths)), KeyValues(settings))
-    return 0
-
-
-def _add(dirs: Sequence[Path], words: KeyValues) -> None:
+def _add(dirs: Sequence[str], words: KeyValues) -> None:
     out, columns, note = words.text("out"), words.text("columns"), words.text("note")
     partial = words.flag("partial")
     words.check_unknown()
@@ -81,21 +71,23 @@ def _add(dirs: Sequence[Path], words: KeyValues) -> None:
             f"out={out!r}"
         )
     choices = Path(out), columns.split(",") if columns else (), note, partial
-    for results in add_settings(dirs, *choices) if out.endswith("/") else [add_runs(dirs, *choices)]:
+    paths = list(map(Path, dirs))
+    for results in add_settings(paths, *choices) if out.endswith("/") else [add_runs(paths, *choices)]:
         seeds = f"{pluralize(len(results.rows), 'seed')} ({spell_seeds(list(results.rows))})"
         print(printable(f"{results.path}: {seeds} of {results.command()}"))
 
 
-def _table(files: Sequence[Path], words: KeyValues) -> None:
+def _table(files: Sequence[str], words: KeyValues) -> None:
     metric, marks = words.text("metric", "eval/return_mean"), _numbers(words, "at")
     bound, within = _numbers(words, "bound"), _numbers(words, "within")
     words.check_unknown()
     if not files or max(len(bound), len(within)) > 1 or (within and not bound):
         raise ConfigError("name result files, FILE.csv..., and at most one bound= and one within=, which needs bound=")
-    print(printable(results_table(files, metric, marks, *(bound or [math.nan]), *(within or [math.inf]))))
+    goal = *(bound or [math.nan]), *(within or [math.inf])
+    print(printable(results_table(list(map(Path, files)), metric, marks, *goal)))
 
 
-def _compare(files: Sequence[Path], words: KeyValues) -> None:
+def _compare(files: Sequence[str], words: KeyValues) -> None:
     metric, marks, out = words.text("metric", "eval/return_mean"), _numbers(words, "at"), words.text("out")
     low, high = _numbers(words, "low"), _numbers(words, "high")
     files_of = functools.partial(re.split, r"(?<=\.csv),")  # a file's name may have commas

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,6 +95,16 @@ def paths_and_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     paths = [word for word in argv if "=" not in word or "/" in word.partition("=")[0] or Path(word).exists()]
     logs = {f"{path}.log" for path in paths}
     return [path for path in paths if path not in logs], [word for word in argv if word not in paths]
+
+
+def run_verb(verbs: Mapping[str, Callable[[list[str], KeyValues], None]], argv: Sequence[str]) -> int:
+    """Call what the first word names with the paths and the settings that follow it; returns the exit status."""
+    verb, *others = argv
+    if verb not in verbs:
+        raise ConfigError(f"{verb!r:.60} is not one of {', '.join(verbs)}{nearest(verb, verbs)}")
+    paths, settings = paths_and_settings(others)
+    verbs[verb](paths, KeyValues(settings))
+    return 0
 
 
 @contextmanager

@@ -9,15 +9,16 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from gymnasium import spaces
 
-from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
-from rlframe.core.config import check_one_of, nearest
+from rlframe.core.command_line import KeyValues, exit_with, run_command, run_verb
+from rlframe.core.config import check_one_of
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import prepare_output
 from rlframe.data import tools
@@ -53,16 +54,7 @@ _FORMATS = ("arrow", "parquet", "hdf5")
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
-    return run_command(_run, argv, _USAGE)
-
-
-def _run(argv: list[str]) -> int:
-    verb, *others = argv
-    if verb not in _VERBS:
-        raise ConfigError(f"{verb!r:.60} is not one of {', '.join(_VERBS)}{nearest(verb, _VERBS)}")
-    names, settings = paths_and_settings(others)
-    _VERBS[verb](names, KeyValues(settings))
-    return 0
+    return run_command(partial(run_verb, _VERBS), argv, _USAGE)
 
 
 def _list(names: list[str], words: KeyValues) -> None:
@@ -197,7 +189,7 @@ def _write(new: NewDataset, episodes: Iterable[Episode]) -> None:
     print(f"{new.name}: {n:,} episodes, {n_steps:,} steps")
 
 
-_VERBS: dict[str, Callable[[list[str], KeyValues], None]] = {
+_VERBS = {
     "list": _list,
     "describe": _describe,
     "merge": _merge,
