@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import LearningCurve, PlotError, RunData, SeedGroup, choose_x, choose_y, make_curve
+from rlframe.analysis.curves import LearningCurve, RunData, SeedGroup, choose_x, choose_y, make_curve
 from rlframe.analysis.figures import COLORS, literal, new_figure, save_figure, time_scale
 from rlframe.analysis.results import find_curves
 from rlframe.analysis.search_figure import fill_figure
 from rlframe.analysis.trials import DONE, SEARCH_JOURNAL, SearchData, importance, read_search
 from rlframe.core.command_line import KeyValues, exit_with, paths_and_settings, run_command
 from rlframe.core.config import check_one_of, nearest
-from rlframe.core.errors import decimals, pluralize, printable
+from rlframe.core.errors import ConfigError, decimals, pluralize, printable
 from rlframe.core.files import prepare_output
 
 USAGE = """\
@@ -72,18 +72,18 @@ class PlotOptions:
 
 
 def parse(arguments: Sequence[str]) -> PlotOptions:
-    """The options from DIRs and key=value arguments; raises PlotError for wrong ones."""
+    """The options from DIRs and key=value arguments; raises ConfigError for wrong ones."""
     dirs, settings = paths_and_settings(arguments)
     given = {key: _value(key, value) for key, value in KeyValues(settings).remaining.items()}
     if not dirs:
-        raise PlotError("no run directory is given; see python -m rlframe.plot --help")
+        raise ConfigError("no run directory is given; see python -m rlframe.plot --help")
     return replace(PlotOptions(tuple(map(Path, dirs))), **given)
 
 
 def _value(key: str, text: str) -> Any:
     known = [option.name for option in fields(PlotOptions) if option.name != "dirs"]
     if key not in known:
-        raise PlotError(f"{key!r} is not an option ({', '.join(known)}){nearest(key, known)}")
+        raise ConfigError(f"{key!r} is not an option ({', '.join(known)}){nearest(key, known)}")
     if choices := {"x": tuple(X_COLUMNS), "center": ("mean", "iqm")}.get(key):
         check_one_of(key, text, choices)
     try:
@@ -91,7 +91,7 @@ def _value(key: str, text: str) -> Any:
     except ValueError:
         value = None
     if value is None or (key == "smooth" and value < 1):
-        raise PlotError(f"{key}={text!r} is not a {'whole number >= 1' if key == 'smooth' else 'number'}")
+        raise ConfigError(f"{key}={text!r} is not a {'whole number >= 1' if key == 'smooth' else 'number'}")
     return value
 
 
@@ -106,7 +106,7 @@ def draw(experiments: Sequence[SeedGroup], options: PlotOptions, title: str) -> 
     """Draw the curves of experiments into `options.out`, which is `decided`; returns them.
 
     Raises:
-        PlotError: they have no curves, there is no matplotlib, or the file cannot be written.
+        ConfigError: they have no curves, there is no matplotlib, or the file cannot be written.
     """
     curves = [make_curve(each, X_COLUMNS[options.x], options.y, options.smooth, options.center) for each in experiments]
     figure = new_figure()
@@ -139,13 +139,13 @@ def draw(experiments: Sequence[SeedGroup], options: PlotOptions, title: str) -> 
 
 
 def draw_search(data: SearchData, options: PlotOptions) -> None:
-    """Draw a search into `options.out`; raises PlotError as `draw`, or if no trial has a score yet."""
+    """Draw a search into `options.out`; raises ConfigError as `draw`, or if no trial has a score yet."""
     defaults, given = vars(PlotOptions(options.dirs)), vars(options)
     for key in ("x", "y", "labels", "smooth", "center"):
         if given[key] != defaults[key]:
-            raise PlotError(f"{key}= is for curves, and {options.dirs[0]} is a search; plot its trials: DIR/trial_*")
+            raise ConfigError(f"{key}= is for curves, and {options.dirs[0]} is a search; plot its trials: DIR/trial_*")
     if not data.scored(DONE):
-        raise PlotError(f"{options.dirs[0]} has no trial with a score yet; for curves plot its trials: DIR/trial_*")
+        raise ConfigError(f"{options.dirs[0]} has no trial with a score yet; for curves plot its trials: DIR/trial_*")
     figure = new_figure()
     title = printable(options.title) or f"{options.dirs[0].resolve().name}: {pluralize(len(data.trials), 'trial')}"
     fill_figure(figure, data, title, options.bound)
@@ -169,14 +169,14 @@ def plot_runs(runs: Any, labels: Sequence[str] = (), y: str = "eval/return_mean"
     """
     if isinstance(runs, Mapping) and runs and all(map(_is_run, runs.values())):
         if labels:
-            raise PlotError("plot_runs takes no labels beside a mapping, whose keys they are")
+            raise ConfigError("plot_runs takes no labels beside a mapping, whose keys they are")
         labels, runs = list(map(str, runs)), list(runs.values())
     if isinstance(runs, str | Path) or _has_rows(runs):
         runs = [runs]
     if not len(runs):
-        raise PlotError("plot_runs needs a run")
+        raise ConfigError("plot_runs needs a run")
     if labels and len(labels) != len(runs):
-        raise PlotError(f"plot_runs needs one label for each of its runs, or none, not {len(labels)} for {len(runs)}")
+        raise ConfigError(f"plot_runs needs one label for each of its runs, or none, not {len(labels)} for {len(runs)}")
     checked = {key: _value(key, str(value)) for key, value in options.items()}
     runs = [Path(each).expanduser() if isinstance(each, str | Path) else each for each in runs]
     names = list(labels) or ["" if isinstance(each, Path) else f"run {n}" for n, each in enumerate(runs)]

@@ -32,10 +32,6 @@ _SAME_RESULT = re.compile(
 )
 
 
-class PlotError(ConfigError):
-    """Wrong input of the plot command."""
-
-
 @dataclass(frozen=True)
 class RunData:
     """One run: the columns of its progress.csv (nan where a cell is empty) and its config."""
@@ -160,9 +156,9 @@ def _with_clocks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """The run directories in `directory`, itself included, sorted by name; raises PlotError if there is none."""
+    """The run directories in `directory`, itself included, sorted by name; raises ConfigError if there is none."""
     if not directory.is_dir():
-        raise PlotError(f"{directory} is not a directory")
+        raise ConfigError(f"{directory} is not a directory")
     found: list[Path] = []
     for root, below, files in os.walk(directory):
         below[:] = [name for name in below if not name.startswith(".")]  # failed attempts that a study moved aside
@@ -170,7 +166,7 @@ def find_runs(directory: Path) -> list[Path]:
         found += [Path(root)] if "progress.csv" in files else []
         found += [path for path in linked if (path / "progress.csv").is_file()]
     if not found:
-        raise PlotError(f"{directory} contains no run: there is no progress.csv in it or below")
+        raise ConfigError(f"{directory} contains no run: there is no progress.csv in it or below")
     return sorted(found, key=lambda path: (list(map(_numbers_in, path.parts)), path))
 
 
@@ -180,7 +176,7 @@ def _numbers_in(name: str) -> list[str | float]:
 
 
 def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]:
-    """Group the runs into labelled experiments; raises PlotError for no runs or a wrong number of labels."""
+    """Group the runs into labelled experiments; raises ConfigError for no runs or a wrong number of labels."""
     per_dir = [find_runs(directory) for directory in dirs]
     for directory in dirs:
         if missing := runs_without_log(directory):
@@ -196,7 +192,7 @@ def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[SeedGr
     if len(labels) == len(dirs) and all(len(experiments) == 1 for experiments in apart):
         return [replace(found[0], label=label) for found, label in zip(apart, labels, strict=True)]
     names = ", ".join(experiment.label for experiment in together)
-    raise PlotError(f"{len(labels)} labels for {len(together)} curves ({names}); give one label per curve")
+    raise ConfigError(f"{len(labels)} labels for {len(together)} curves ({names}); give one label per curve")
 
 
 def _group(paths: Sequence[Path]) -> list[SeedGroup]:
@@ -278,13 +274,13 @@ def choose_x(experiments: Sequence[SeedGroup]) -> str:
     """env_steps, or updates if no run has made an env_step: they learned from data alone.
 
     Raises:
-        PlotError: some did, and others have played.
+        ConfigError: some did, and others have played.
     """
     runs = [run for experiment in experiments for run in experiment.runs]
     played, learned = ([_most(run.columns, name) > 0 for run in runs] for name in ("env_steps", "updates"))
     of_data = [run for run, plays, learns in zip(runs, played, learned, strict=True) if learns and not plays]
     if of_data and any(played):
-        raise PlotError(
+        raise ConfigError(
             f"{of_data[0].directory} learned from data, without env_steps; plot it apart, or with x=updates"
         )
     return "updates" if of_data else "env_steps"
@@ -295,7 +291,7 @@ def _most(columns: Mapping[str, np.ndarray], name: str) -> float:
 
 
 def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
-    """`y`, or its fallback (with a warning) if a run has no `y`; raises PlotError if a run has neither."""
+    """`y`, or its fallback (with a warning) if a run has no `y`; raises ConfigError if a run has neither."""
     runs = [run for experiment in experiments for run in experiment.runs]
     columns = {run.directory: [name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs}
     missing = next((directory for directory, names in columns.items() if y not in names), None)
@@ -306,13 +302,13 @@ def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
         print(printable(f"{missing} has no {y}: plotting {fallback} instead"), file=sys.stderr)
         return fallback
     if not columns[missing]:
-        raise PlotError(f"{missing} has no rows yet")
+        raise ConfigError(f"{missing} has no rows yet")
     what = nearest(y, columns[missing]) or f"; it has {', '.join(columns[missing])}"
-    raise PlotError(f"{missing} has no {y!r}{what}")
+    raise ConfigError(f"{missing} has no {y!r}{what}")
 
 
 def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center: str) -> LearningCurve:
-    """Center and 95 % bootstrap band over the seeds, on their common range of x; raises PlotError if it is empty."""
+    """Center and 95 % bootstrap band over the seeds, on their common range of x; raises ConfigError if it is empty."""
     points = [_points(run, x_column, y, smooth) for run in experiment.runs]
     first = points[0][0]
     if all(np.array_equal(x, first) for x, _ in points):
@@ -323,7 +319,7 @@ def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center
             remedy = "plot them separately"
             if fewest := next((run for run, (x, _) in zip(experiment.runs, points, strict=True) if len(x) == 1), None):
                 remedy = f"{fewest.directory} has one row of {y}: lower runner.log_interval_steps gives more"
-            raise PlotError(f"the runs of {experiment.label} share no range of {x_column}; {remedy}")
+            raise ConfigError(f"the runs of {experiment.label} share no range of {x_column}; {remedy}")
         if high < 0.9 * max(x[-1] for x, _ in points):
             print(f"{experiment.label}: cut at {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
         grid = np.linspace(low, high, N_GRID)
@@ -336,14 +332,14 @@ def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center
 
 def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
     if x_column not in run.columns:
-        raise PlotError(f"{run.directory} has no column {x_column!r}")
+        raise ConfigError(f"{run.directory} has no column {x_column!r}")
     x, values = run.columns[x_column], run.columns[y]
     if len(x) != len(values):
-        raise PlotError(f"{run.directory}: {x_column} has {len(x)} rows, and {y} {len(values)}")
+        raise ConfigError(f"{run.directory}: {x_column} has {len(x)} rows, and {y} {len(values)}")
     usable = np.isfinite(x) & np.isfinite(values)
     x, first = np.unique(x[usable], return_index=True)
     if not x.size:
-        raise PlotError(f"{run.directory} has no rows with both {x_column} and {y}")
+        raise ConfigError(f"{run.directory} has no rows with both {x_column} and {y}")
     values = values[usable][first]
     window = np.ones(min(smooth, values.size))
     return x, np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import PlotError
+from rlframe.core.errors import ConfigError
 from rlframe.core.files import writing
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
@@ -15,22 +15,22 @@ _NOTE = "Source"  # in a PNG
 
 
 def new_figure(width: float = 7.5, height: float = 4.6) -> Any:
-    """A figure of this many inches; raises PlotError without matplotlib."""
+    """A figure of this many inches; raises ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure  # an optional extra
     except ImportError:
-        raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
+        raise ConfigError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
     return Figure(figsize=(width, height), dpi=150, layout="tight")
 
 
 def save_figure(figure: Any, out: Path, data: Iterable[np.ndarray] = ()) -> None:
-    """Write the image file; raises PlotError if that fails, or before if its ending is not that of an image.
+    """Write the image file; raises ConfigError if that fails, or before if its ending is not that of an image.
 
     Args:
         data: what it is drawn from, of which a PNG notes the digest; see `is_drawn_from`.
     """
     if out.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
-        raise PlotError(
+        raise ConfigError(
             f"out={out} has no ending that says what kind of image it is; use {out.with_suffix('')}.png, .pdf or .svg"
         )
     of_png = {"metadata": {_NOTE: _digest_of(data)}} if out.suffix.lower() == ".png" else {}
@@ -38,7 +38,7 @@ def save_figure(figure: Any, out: Path, data: Iterable[np.ndarray] = ()) -> None
         with writing(out) as new:
             figure.savefig(new, **of_png)
     except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {out}: {error}") from None
+        raise ConfigError(f"cannot write {out}: {error}") from None
 
 
 def _digest_of(data: Iterable[np.ndarray]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import CLOCKS, PlotError, RunData, SeedGroup, find_experiments
+from rlframe.analysis.curves import CLOCKS, RunData, SeedGroup, find_experiments
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import iter_csv, read_json
@@ -29,9 +29,9 @@ class Results:
     measured: list[dict[str, Any]]
 
     def column(self, seed: int, name: str) -> np.ndarray:
-        """A column of one seed; nan where a cell is empty. Raises PlotError if there is no such column."""
+        """A column of one seed; nan where a cell is empty. Raises ConfigError if there is no such column."""
         if name not in self.columns:
-            raise PlotError(
+            raise ConfigError(
                 f"{self.path} has no {name!r}; it has {', '.join(self.columns)}{nearest(name, self.columns)}"
             )
         index = self.columns.index(name)
@@ -53,12 +53,12 @@ class Results:
         """Where a seed was evaluated, in order (those of another process may come late), and its values.
 
         Raises:
-            PlotError: there are none.
+            ConfigError: there are none.
         """
         x, y = self.column(seed, clock or self.clock()), self.column(seed, metric)
         usable = np.isfinite(x) & np.isfinite(y)
         if not usable.any():
-            raise PlotError(f"{self.path} has no {metric} of seed {seed}")
+            raise ConfigError(f"{self.path} has no {metric} of seed {seed}")
         order = np.argsort(x[usable], kind="stable")
         return x[usable][order], y[usable][order]
 
@@ -200,12 +200,12 @@ def find_curves(paths: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]
     """The experiments of directories, as `find_experiments`, and of result files, one each.
 
     Raises:
-        PlotError: as `find_experiments`, or where files are among the paths, a number of labels other than theirs.
+        ConfigError: as `find_experiments`, or where files are among the paths, a number of labels other than theirs.
     """
     if not any(path.suffix == ".csv" for path in paths):
         return find_experiments(paths, labels)
     if labels and len(labels) != len(paths):
-        raise PlotError(f"{len(labels)} labels for {len(paths)} files and directories; give one for each")
+        raise ConfigError(f"{len(labels)} labels for {len(paths)} files and directories; give one for each")
     found: list[SeedGroup] = []
     for path, label in zip(paths, labels or [""] * len(paths), strict=True):
         if path.suffix == ".csv":

@@ -50,7 +50,7 @@ def results_table(
         marks: env_steps, or updates of runs from data.    bound: says how many seeds reached it, and when; nan: no such
             column.    within: the step by which they had to.
     Raises:
-        ConfigError: a file is missing or damaged.    PlotError: it has no such metric.
+        ConfigError: a file is missing or damaged, or has no such metric.
     """
     bounds = [] if math.isnan(bound) else [bound]
     head = [

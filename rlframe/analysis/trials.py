@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import PlotError
-from rlframe.core.errors import printable
+from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import open_regular_file, parse_json
 
 SEARCH_JOURNAL = "search.journal"  # in the study's directory
@@ -91,7 +90,7 @@ def read_search(directory: Path) -> SearchData:
     """The search whose journal is in a study's directory.
 
     Raises:
-        PlotError: the journal is damaged, or larger than any of a study.    ConfigError: it is not a regular file.
+        ConfigError: the journal is damaged, larger than any of a study, or not a regular file.
     """
     path, found = directory / SEARCH_JOURNAL, _Journal()
     with open_regular_file(path, _MAX_BYTES) as file:
@@ -104,7 +103,7 @@ def read_search(directory: Path) -> SearchData:
                 found.take(parse_json(line))
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
                 what = printable(str(error)[:_MAX_TEXT])
-                raise PlotError(f"{path} is damaged in line {number}: {what}; plot its runs: DIR/trial_*") from None
+                raise ConfigError(f"{path} is damaged in line {number}: {what}; plot its runs: DIR/trial_*") from None
     return SearchData(found.metric, found.lower_is_better, tuple(found.keys.values()), tuple(found.trials))
 
 

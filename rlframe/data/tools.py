@@ -178,7 +178,7 @@ def describe(dataset: Dataset) -> Description:
 
 
 def draw(found: Mapping[str, Description], out: Path) -> None:
-    """Histograms of returns and lengths, as an image file. Raises PlotError, as `new_figure` and `save_figure`."""
+    """Histograms of returns and lengths, as an image file. Raises ConfigError, as `new_figure` and `save_figure`."""
     figure = new_figure(9.0, 3.2)
     axes = figure.subplots(1, 2)
     for name, each in found.items():

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, find_runs, make_curve
+from rlframe.analysis.curves import LearningCurve, find_experiments, find_runs, make_curve
+from rlframe.core.errors import ConfigError
 from rlframe.plot import main, parse, plot_runs
 
 
@@ -56,11 +57,11 @@ def test_a_script_draws_directories_columns_and_seeds_also_one_that_is_not_in_a_
         (study, str(study / "ppo"), columns, [study, columns], [[columns, columns]], {"a": columns})
     ):
         assert plot_runs(runs, out=tmp_path / f"{n}.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(PlotError, match="one label for each of its runs, or none, not 2 for 1"):
+    with pytest.raises(ConfigError, match="one label for each of its runs, or none, not 2 for 1"):
         plot_runs([columns], ["a", "b"])
-    with pytest.raises(PlotError, match="plot_runs needs a run"):
+    with pytest.raises(ConfigError, match="plot_runs needs a run"):
         plot_runs([])
-    with pytest.raises(PlotError, match="run 0: env_steps has 2 rows, and eval/return_mean 1"):
+    with pytest.raises(ConfigError, match="run 0: env_steps has 2 rows, and eval/return_mean 1"):
         plot_runs({**columns, "eval/return_mean": [3.0]})
 
 
@@ -126,7 +127,7 @@ def test_labels_name_the_curves_in_order(study: Path) -> None:
     assert labels == ["new", "old"]
     runs = [study / "ppo/run_0", study / "ppo/run_1"]
     assert [each.label for each in find_experiments(runs, ("one", "two"))] == ["one", "two"]
-    with pytest.raises(PlotError, match=r"3 labels for 2 curves \(a2c, ppo\)"):
+    with pytest.raises(ConfigError, match=r"3 labels for 2 curves \(a2c, ppo\)"):
         find_experiments([study], ("a", "b", "c"))
 
 
@@ -186,7 +187,7 @@ def test_runs_with_one_row_each_are_told_how_to_have_more(tmp_path: Path) -> Non
         text = f"env_steps,time/elapsed_s,eval/return_mean\n0,1,\n{10 + seed},2,3\n"
         write_run(tmp_path / f"run_{seed}", [1.0], seed=seed)
         (tmp_path / f"run_{seed}/progress.csv").write_text(text)
-    with pytest.raises(PlotError, match=r"run_0 has one row of eval/return_mean: lower runner.log_interval_steps"):
+    with pytest.raises(ConfigError, match=r"run_0 has one row of eval/return_mean: lower runner.log_interval_steps"):
         curve(tmp_path)
 
 
@@ -280,9 +281,9 @@ def test_wrong_input_prints_one_line_and_exits_with_2(
 
 
 def test_no_directory_or_no_runs_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PlotError, match="no run directory is given"):
+    with pytest.raises(ConfigError, match="no run directory is given"):
         parse([])
-    with pytest.raises(PlotError, match="contains no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         find_experiments([tmp_path], ())
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.analysis.curves import PlotError
 from rlframe.analysis.search_figure import RED, fill_figure
 from rlframe.analysis.trials import (
     DONE,
@@ -198,7 +197,7 @@ BAD: dict[str, Any] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_damaged_or_malicious_line_is_an_error_that_names_it(name: str, tmp_path: Path) -> None:
     write_journal(tmp_path, [*HEAD, {"op_code": 4}, BAD[name]])
-    with pytest.raises(PlotError, match=r"search\.journal is damaged in line 5: .*; plot its runs"):
+    with pytest.raises(ConfigError, match=r"search\.journal is damaged in line 5: .*; plot its runs"):
         read_search(tmp_path)
 
 
@@ -209,7 +208,7 @@ class Bomb:
 
 def test_a_pickle_or_a_link_is_not_read(tmp_path: Path) -> None:
     (tmp_path / SEARCH_JOURNAL).write_bytes(pickle.dumps(Bomb()) + b"\n")
-    with pytest.raises(PlotError, match="damaged in line 1"):
+    with pytest.raises(ConfigError, match="damaged in line 1"):
         read_search(tmp_path)
     (tmp_path / SEARCH_JOURNAL).unlink()
     (tmp_path / SEARCH_JOURNAL).symlink_to("/etc/hostname")
