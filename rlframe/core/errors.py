@@ -45,7 +45,7 @@ class RecordError(ReadableError):
 
 
 class PartError(ReadableError):
-    """Code of the user's, which a setting names, raised an exception; the message names it."""
+    """Code of the user's raised an exception, called sys.exit or returned what it must not; the message names it."""
 
     shows_cause = True
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ConfigError, ReadableError, warn_once
+from rlframe.core.errors import ConfigError, PartError, describe, warn_once
 from rlframe.core.names import find_attribute
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
@@ -42,12 +42,6 @@ def find_function(name: str) -> Function:
     return function
 
 
-class EvaluationError(ReadableError):
-    """A function of the user's failed, or did not return metrics."""
-
-    shows_cause = True
-
-
 class EvaluationFunction(BaseEvaluator):
     """Calls `function(policy, make_env)`, and logs what it returns, {name: number}, as eval/<name>.
 
@@ -65,7 +59,7 @@ class EvaluationFunction(BaseEvaluator):
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         """Raises:
-        EvaluationError: the function raised, called sys.exit, or did not return numbers by name.
+        PartError: the function raised, called sys.exit, or did not return numbers by name.
         EvaluationStopped: it asked the policy for an action after `stop` became true.
         """
         name = getattr(self._function, "__name__", "eval.function")
@@ -76,7 +70,7 @@ class EvaluationFunction(BaseEvaluator):
         except EvaluationStopped:
             raise
         except (Exception, SystemExit) as error:
-            raise EvaluationError(f"eval.function {name} failed: {type(error).__name__}: {error}") from error
+            raise PartError(f"eval.function {name} failed: {describe(error)}") from error
         return self._checked(found, name)
 
     def _make_env(self) -> Any:
@@ -89,10 +83,10 @@ class EvaluationFunction(BaseEvaluator):
         try:
             metrics = {str(metric): float(value) for metric, value in found.items()}
         except (AttributeError, TypeError, ValueError):
-            raise EvaluationError(f"eval.function {name} must return numbers by name, not {str(found)[:200]}") from None
+            raise PartError(f"eval.function {name} must return numbers by name, not {str(found)[:200]}") from None
         wrong = next((metric for metric in metrics if not _METRIC.fullmatch(metric) or metric in _OWN), "")
         if wrong:
-            raise EvaluationError(f"eval.function {name} returned {wrong!r}, which cannot be the name of a metric")
+            raise PartError(f"eval.function {name} returned {wrong!r}, which cannot be the name of a metric")
         if not math.isfinite(metrics.get("return_mean", math.nan)):
             warn_once(f"eval.function {name} returns no finite return_mean, by which agents are compared")
         return {f"eval/{metric}": value for metric, value in metrics.items()}

@@ -166,10 +166,10 @@ class Runner(ABC):
 
         Raises:
             Interrupted: SIGINT, SIGTERM or SIGHUP stopped it; a snapshot was written if there was time.
-            EnvError, CallbackError: an environment or a callback failed; a snapshot was written.
+            EnvError, PartError: an environment, a callback or other code failed, or called sys.exit; a snapshot was
+                written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
             NothingLearned: it came to its end without one update.    Idle: it stands still.
-            Exited: code of the user's called sys.exit.
         """
         last = dict(self.log.latest)
         with self.stop_request() as self.stop:

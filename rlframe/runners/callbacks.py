@@ -35,10 +35,6 @@ _COMPARED = (Real, list, dict, set, deque, np.ndarray)
 _logger = logging.getLogger("rlframe")
 
 
-class CallbackError(PartError):
-    """A callback raised an exception; the message names the callback and the hook."""
-
-
 class Training(Protocol):
     """A runner as callbacks see it."""
 
@@ -189,7 +185,7 @@ class Callbacks:
         """Call a hook of every callback that overrides it, once for each value.
 
         Raises:
-            CallbackError: a callback raised an exception.
+            PartError: a callback raised an exception.
         """
         for callback in self._by_hook[hook]:
             for value in values:
@@ -200,7 +196,7 @@ class Callbacks:
         """Call `on_start` before the training inside, and after it `on_end` of all that have started, also if it fails.
 
         Raises:
-            CallbackError: a callback raised an exception, unless the training has failed already.
+            PartError: a callback raised an exception, unless the training has failed already.
         """
         self.stop_reason, started = "", []
         for callback in self.all:
@@ -234,7 +230,7 @@ class Callbacks:
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Raises:
-        ValueError: the states were saved by other callbacks.    CallbackError: a callback raised an exception.
+        ValueError: the states were saved by other callbacks.    PartError: a callback raised an exception.
         """
         before, now = [each["name"] for each in saved], [name_of(callback) for callback in self.all]
         if before != now:
@@ -268,7 +264,7 @@ def _call(callback: Callback, hook: str, *arguments: Any) -> Any:
     try:
         return getattr(callback, hook)(*arguments)
     except (Exception, SystemExit) as error:
-        raise CallbackError(f"callback {name_of(callback)} failed in {hook}: {describe(error)}") from error
+        raise PartError(f"callback {name_of(callback)} failed in {hook}: {describe(error)}") from error
 
 
 def _ended(callbacks: Iterable[Callback]) -> list[BaseException]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.core.config import nearest
-from rlframe.core.errors import PartError, ReadableError, RecordError, warn_once
+from rlframe.core.errors import PartError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import Result
@@ -34,12 +34,6 @@ from rlframe.system.machine import Usage
 from rlframe.system.signals import StopRequest
 
 _logger = logging.getLogger("rlframe")
-
-
-class Exited(ReadableError):
-    """User code called sys.exit during a run."""
-
-    shows_cause = True
 
 
 class TrainingLog:
@@ -336,7 +330,7 @@ def save_after_error(runner: Reporting, error: BaseException) -> None:
     """Write a last snapshot; if that fails too, only log it: `error`, the first one, is the one to report.
 
     Raises:
-        Diverged: a parameter is NaN or Inf.    Exited: the error is that of sys.exit.
+        Diverged: a parameter is NaN or Inf.    PartError: the error is that of sys.exit.
     """
     runner.check_parameters(error)
     if runner.ranks.world_size == 1:  # a snapshot needs all ranks, and the others may not save now
@@ -345,7 +339,7 @@ def save_after_error(runner: Reporting, error: BaseException) -> None:
         except (RecordError, PartError) as another:
             _logger.warning("%s", another)
     if isinstance(error, SystemExit):  # which would end the run midway without a word
-        raise Exited(
+        raise PartError(
             f"sys.exit({error.code}) was called at {runner.clock.value} {runner.now:,} of {runner.n_steps:,}, by the "
             f"environment, a callback or a network; raise an exception instead"
         ) from error

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from rlframe.agents import Agent
+from rlframe.core.errors import PartError
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.envs.debug_envs import TimeLimit
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result
-from rlframe.evaluation.function import EvaluationError, EvaluationFunction
+from rlframe.evaluation.function import EvaluationFunction
 from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.system.service import Supervision, WorkersFailed
 from tests.evaluation.killing import kill_evaluations
@@ -240,5 +241,5 @@ def test_a_function_that_does_not_return_numbers_by_name_is_an_error(found: Any)
     with closing(make_envs(CARTPOLE, 1, [0])) as envs:
         spaces = envs.observation_space, envs.action_space
     evaluator = EvaluationFunction(lambda policy, make_env: found, CARTPOLE, agent, spaces)
-    with pytest.raises(EvaluationError, match=r"eval\.function <lambda> (must return numbers by name|returned)"):
+    with pytest.raises(PartError, match=r"eval\.function <lambda> (must return numbers by name|returned)"):
         evaluator.evaluate(0)

@@ -18,7 +18,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.algos import ppo
-from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.errors import ConfigError, PartError, SnapshotError
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -26,7 +26,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import AsyncRl, AsyncRlConfig, Callback, Learner, MinibatchRl, Runner, RunnerConfig, SyncRl
-from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
+from rlframe.runners.callbacks import Callbacks, load_callbacks
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from tests.runners.own_callbacks import Counter, Failing, Recorder, Stopper
 from tests.runners.resumed import TRUST, assert_resumed_exactly, words
@@ -212,7 +212,7 @@ def test_all_callbacks_that_started_are_ended_whatever_another_raises(
 
     found: list[str] = []
     callbacks = [Named("first"), Broken(hook, error), Named("last")]
-    wrong = pytest.raises((CallbackError, KeyboardInterrupt), match="broken")
+    wrong = pytest.raises((PartError, KeyboardInterrupt), match="broken")
     with made("minibatch_rl", False, callbacks) as runner, wrong:
         runner.train()
     assert found == ended
@@ -220,7 +220,7 @@ def test_all_callbacks_that_started_are_ended_whatever_another_raises(
 
 def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_path: Path) -> None:
     recorder = Recorder()
-    wrong = pytest.raises(CallbackError, match=r"own_callbacks:Failing failed in on_update: ValueError: three is too")
+    wrong = pytest.raises(PartError, match=r"own_callbacks:Failing failed in on_update: ValueError: three is too")
     with (
         wrong as caught,
         logger_context(tmp_path, console=False) as run,
