@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
 import torch
 from gymnasium import Space, spaces
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
@@ -203,16 +204,9 @@ def _moments(algo: Any) -> int:
     with contextlib.suppress(Exception):  # an algorithm of the user's own may have no such optimizer
         optimizer: Optimizer = algo.optimizer.make([weight])
         optimizer.step(0.0)
-        return sum(x.numel() for x in _tensors(optimizer.state_dict())) // weight.numel()
+        kept = [x for x in tree_leaves(optimizer.state_dict()) if isinstance(x, torch.Tensor)]
+        return sum(x.numel() for x in kept) // weight.numel()
     return 0
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, Mapping | list | tuple):
-        for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(each)
 
 
 def _check_fits(setting: str, n_bytes: float, available: float, what: str) -> None:
