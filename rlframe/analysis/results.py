@@ -14,7 +14,7 @@ import numpy as np
 
 from rlframe.analysis.curves import CLOCKS, RunData, SeedGroup, find_experiments
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, printable
+from rlframe.core.errors import ConfigError, printable, spans
 from rlframe.core.files import iter_csv, read_json
 
 
@@ -115,13 +115,7 @@ def short(steps: float) -> str:
 
 def spell_seeds(seeds: Sequence[int]) -> str:
     """Seeds as text, `0-4, 20`."""
-    parts: list[list[int]] = []
-    for seed in sorted(seeds):
-        if parts and parts[-1][1] == seed - 1:
-            parts[-1][1] = seed
-        else:
-            parts.append([seed, seed])
-    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in parts)
+    return spans(seeds, ", ")
 
 
 def read_seeds(text: str) -> list[int]:

@@ -4,7 +4,7 @@ import functools
 import logging
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,6 +106,17 @@ def aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:
     """Lines of cells as text, each column as wide as its longest cell, with its cells at the side < or >."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(format, line, map("{}{}".format, sides, widths))).rstrip() for line in lines]
+
+
+def spans(numbers: Iterable[int], separator: str = ",") -> str:
+    """Whole numbers in short form: 0-7,16-23."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return separator.join("-".join(map(str, span)) for span in found)
 
 
 def shortened(text: str, n: int = 200) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, spans
 from rlframe.system.affinity_code import TOKENS, WITHIN, tokens_of
 from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
 
@@ -50,31 +50,20 @@ class Affinity:
 
     def describe(self) -> str:
         """The plan in a few lines, printed when a run starts."""
-        pinned = [_spans(cpus) for cpus in self.workers if cpus]
+        pinned = [spans(cpus) for cpus in self.workers if cpus]
         if len(pinned) > _N_SHOWN:
             pinned[_N_SHOWN // 2 : -1] = ["..."]
         workers = f"{len(self.workers)}: {' | '.join(pinned) or 'not pinned'}" if self.workers else "none"
-        sampler = f"  sampler  {_spans(self.sampler) or 'not pinned'}\n" if self.sampler_threads else ""
+        sampler = f"  sampler  {spans(self.sampler) or 'not pinned'}\n" if self.sampler_threads else ""
         return (
             f"affinity:{f' slot {self.slot} of {self.n_slots}' if self.n_slots > 1 else ''}\n"
-            f"  master   {_spans(self.master) or 'not pinned'}\n"
+            f"  master   {spans(self.master) or 'not pinned'}\n"
             f"{sampler}"
             f"  workers  {workers}\n"
             f"  threads  {self.threads}\n"
-            f"  gpus     {_spans(self.gpus) or 'none'}"
-            f"{f', of which for samplers {_spans(self.sampler_gpus)}' if self.sampler_gpus else ''}"
+            f"  gpus     {spans(self.gpus) or 'none'}"
+            f"{f', of which for samplers {spans(self.sampler_gpus)}' if self.sampler_gpus else ''}"
         )
-
-
-def _spans(ids: Iterable[int]) -> str:
-    """Ids in short form: 0-7,16-23."""
-    spans: list[list[int]] = []
-    for id_ in sorted(ids):
-        if spans and id_ == spans[-1][-1] + 1:
-            spans[-1][1:] = [id_]
-        else:
-            spans.append([id_])
-    return ",".join("-".join(map(str, span)) for span in spans)
 
 
 def pin(cpus: tuple[int, ...]) -> None:
@@ -83,7 +72,7 @@ def pin(cpus: tuple[int, ...]) -> None:
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
-            _log.warning(f"not pinned to CPUs {_spans(cpus)}, which may be offline or outside our cpuset: {error}")
+            _log.warning(f"not pinned to CPUs {spans(cpus)}, which may be offline or outside our cpuset: {error}")
 
 
 @contextmanager
