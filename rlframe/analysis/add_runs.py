@@ -1,7 +1,5 @@
 """Adding runs to result files: each seed once, with how it was measured; all of one configuration, and ended."""
 
-import csv
-import io
 import json
 import math
 import re
@@ -28,7 +26,7 @@ from rlframe.analysis.curves import (
 )
 from rlframe.analysis.results import Results, read_results, read_seeds, spell_seeds
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.files import in_turn, prepare_output, read_json, write_output
+from rlframe.core.files import as_csv, in_turn, prepare_output, read_json, write_output
 
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
 _OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run|stack")
@@ -241,12 +239,8 @@ def _merged(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _write(results: Results) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["seed", *results.columns])
-    for seed, rows in results.rows.items():
-        writer.writerows([seed, *row] for row in rows)
+    rows = [[seed, *row] for seed, own in results.rows.items() for row in own]
     entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in results.measured)
     facts = f'{{\n "config": {json.dumps(results.config)},\n "measured": [\n  {entries}\n ]\n}}\n'
-    for path, content in ((results.path, text.getvalue()), (results.path.with_suffix(".json"), facts)):
-        write_output(path, content)
+    write_output(results.path, as_csv([["seed", *results.columns], *rows]))
+    write_output(results.path.with_suffix(".json"), facts)

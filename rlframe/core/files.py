@@ -286,6 +286,13 @@ def iter_csv(path: Path, max_bytes: int = _MAX_TABLE_BYTES) -> Iterator[list[str
                 yield cells
 
 
+def as_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows of cells as text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def number_in(cell: str) -> float:
     """The number in a cell of a table; NaN if it is empty or damaged."""
     try:

@@ -1,7 +1,5 @@
 """Tables of a run: progress.csv, the same as progress.jsonl, and episodes.csv. Used by `record.run`."""
 
-import csv
-import io
 import json
 import logging
 import math
@@ -15,6 +13,7 @@ from pathlib import Path
 from rlframe.core.errors import RecordError, pluralize
 from rlframe.core.files import (
     append,
+    as_csv,
     check_in_place,
     drop_torn_line,
     iter_csv,
@@ -147,9 +146,7 @@ def _as_csv(rows: Iterable[Iterable[str]]) -> Iterator[str]:
     """The text of rows, in pieces of many rows."""
     left = iter(rows)
     while some := list(islice(left, _ROWS_AT_ONCE)):
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(some)
-        yield buffer.getvalue()
+        yield as_csv(some)
 
 
 def _cell(value: float | str) -> str:

@@ -3,8 +3,6 @@
 The summary has one row per setting, with the mean return over its seeds; it is printed, and in summary.csv.
 """
 
-import csv
-import io
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -18,6 +16,7 @@ import numpy as np
 from rlframe.analysis.aggregates import interval, mean
 from rlframe.analysis.curves import ALIKE, RunData, differences, read_run
 from rlframe.core.errors import aligned, pluralize
+from rlframe.core.files import as_csv
 from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.plan import PlannedRun, varied
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, PRUNED, RETURNS, RUNNING, WAITING, Status, StudyProgress
@@ -308,12 +307,10 @@ def format_summary(results: Sequence[SettingResult]) -> str:
 
 def summary_csv(results: Sequence[SettingResult]) -> str:
     """The table for programs: setting, every key that the study varies, then the numbers; empty where there is none."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", *results[0].values, *_SUMMARY])
+    rows: list[list[Any]] = [["setting", *results[0].values, *_SUMMARY]]
     for result in results:
         numbers = [result.mean(), *result.interval(), result.best(), result.env_steps]
         cells = ["" if math.isnan(number) else repr(number) for number in numbers]
         counted = [result.metric, len(result.scores), *cells, result.n_failed]
-        writer.writerow([result.setting, *result.values.values(), *counted])
-    return text.getvalue()
+        rows.append([result.setting, *result.values.values(), *counted])
+    return as_csv(rows)
