@@ -21,6 +21,7 @@ from rlframe.analysis.curves import (
     configs_of,
     differences,
     find_runs,
+    folder_of,
     read_run,
     runs_without_log,
 )
@@ -53,7 +54,7 @@ def add_settings(dirs: Sequence[Path], out: Path, columns: Sequence[str], note: 
     files: dict[Path, list[Path]] = {}
     for directory in dirs:
         for run in _runs_in(directory, partial):
-            top, folder = directory.resolve(), _folder(run.resolve())
+            top, folder = directory.resolve(), folder_of(run.resolve())
             name = folder.relative_to(top) if folder != top and folder.is_relative_to(top) else folder.name
             files.setdefault(out / f"{name}.csv", []).append(run.resolve())
     return _add({file: list(dict.fromkeys(runs)) for file, runs in files.items()}, columns, note, partial)
@@ -167,14 +168,9 @@ def _check_equal(configs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
             each = [f"{key} is {values[0]} and {values[1]}" for key, values in differing.items()]
             words = ", ".join(each[:_MOST_NAMED])
             words += f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
-            several = len({_folder(each) for each, _ in configs if each.is_dir()}) > 1
+            several = len({folder_of(each) for each, _ in configs if each.is_dir()}) > 1
             remedy = "write a file for each" + (", by out=FOLDER/" if several else "")
             raise ConfigError(f"{first} and {path} are of different configurations: {words}; {remedy}")
-
-
-def _folder(run: Path) -> Path:
-    """That of a run and of others of its setting, as studies name them; else the run's own."""
-    return run.parent if re.fullmatch(r"run_\d+", run.name) else run
 
 
 def _columns(runs: Mapping[Path, RunData], named: Sequence[str]) -> tuple[str, ...]:

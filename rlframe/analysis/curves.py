@@ -16,7 +16,7 @@ import numpy as np
 from rlframe.analysis.aggregates import CENTERS, interval
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize, printable
-from rlframe.core.files import iter_csv, number_in, read_json
+from rlframe.core.files import iter_csv, number_in, read_json, starts_in
 from rlframe.core.schedule import Schedule
 
 CLOCKS = ("env_steps", "updates", "time/elapsed_s")
@@ -86,8 +86,7 @@ def configs_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     Own code is named by its digest too, my_ppo.py@1a2b3c4d:MyPPO, wherever it lies; what was edited before a resume
     has both.
     """
-    resumed = params.get("resumed")
-    starts = [params, *(each for each in (resumed if isinstance(resumed, list) else []) if isinstance(each, dict))]
+    starts = starts_in(params)
     digests: dict[str, dict[str, None]] = {}
     for code in (start.get("code") for start in starts):
         for name, digest in code.items() if isinstance(code, dict) else ():
@@ -195,11 +194,15 @@ def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[SeedGr
     raise ConfigError(f"{len(labels)} labels for {len(together)} curves ({names}); give one label per curve")
 
 
+def folder_of(run: Path) -> Path:
+    """That of a run and of others of its setting, as studies name them; else the run's own."""
+    return run.parent if re.fullmatch(r"run_\d+", run.name) else run
+
+
 def _group(paths: Sequence[Path]) -> list[SeedGroup]:
     by_place: dict[Path, list[RunData]] = {}
     for run in _usable([read_run(path) for path in paths]):
-        place = run.directory.parent if re.fullmatch(r"run_\d+", run.directory.name) else run.directory
-        by_place.setdefault(place, []).append(run)
+        by_place.setdefault(folder_of(run.directory), []).append(run)
     root = Path(os.path.commonpath(list(by_place))) if len(by_place) > 1 else None
     experiments = []
     for place, runs in by_place.items():

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -258,6 +258,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged: it is not a JSON object")
     return content
+
+
+def starts_in(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a params.json says of its run's start, and of each time that it was resumed."""
+    resumed = params.get("resumed")
+    return [params, *(each for each in (resumed if isinstance(resumed, list) else ()) if isinstance(each, dict))]
 
 
 def iter_csv(path: Path, max_bytes: int = _MAX_TABLE_BYTES) -> Iterator[list[str]]:

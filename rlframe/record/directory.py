@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file, write_file
+from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file, starts_in, write_file
 from rlframe.core.own_code import own_code, source_digest
 from rlframe.core.version import __version__
 
@@ -84,15 +84,15 @@ def resumed_session(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, An
     """
     try:
         params = read_json(path)
-        before, chosen, resumed = params.get("config", {}), params.get("chosen", {}), params.get("resumed", [])
-        if not (isinstance(before, dict) and isinstance(chosen, dict) and isinstance(resumed, list)):
+        before, chosen = params.get("config", {}), params.get("chosen", {})
+        if not (isinstance(before, dict) and isinstance(chosen, dict) and isinstance(params.get("resumed", []), list)):
             raise ConfigError(f"{path} is damaged: config and chosen must be objects and resumed a list")
         settled = {key for key, value in before.items() if value == "auto"} | {"compile"}
         before = {key: chosen.get(key, value) if key in settled else value for key, value in before.items()}
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
     changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
-    code, before = own_code(config), last_code([params, *resumed])
+    code, before = own_code(config), _last_code(params)
     moved = {Path(name).name: digest for name, digest in before.items() if not Path(name).expanduser().exists()}
     edited = [name for name, digest in code.items() if before.get(name, moved.get(Path(name).name, digest)) != digest]
     return {**session(), "changed": changed, "code": code}, edited
@@ -106,11 +106,10 @@ def add_resumed(path: Path, started: Mapping[str, Any], choices: Mapping[str, An
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
-def last_code(starts: Sequence[Any]) -> dict[str, str]:
+def _last_code(params: Mapping[str, Any]) -> dict[str, str]:
     """The digests of own code at the last of a run's starts that had it; see `core.own_code`."""
     last: dict[str, str] = {}
-    for start in starts:
-        code = start.get("code") if isinstance(start, dict) else None
+    for code in (start.get("code") for start in starts_in(params)):
         last |= {str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else {}
     return last
 
@@ -121,9 +120,7 @@ def edited_since(path: Path) -> list[str]:
         params = read_json(path)
     except ConfigError:
         return []
-    resumed = params.get("resumed")
-    code = last_code([params, *(resumed if isinstance(resumed, list) else [])])
-    return [name for name, digest in code.items() if source_digest(name) not in ("", digest)]
+    return [name for name, digest in _last_code(params).items() if source_digest(name) not in ("", digest)]
 
 
 def run_directory(log_dir: str | Path, run_id: int) -> Path:
@@ -165,10 +162,7 @@ def token_of(params: Mapping[str, Any]) -> str:
 def starts_of(directory: Path) -> list[str]:
     """When the run in a directory was started, and each time that it was resumed; a copy has others once it is."""
     with contextlib.suppress(ConfigError):
-        params = read_json(directory / PARAMS)
-        resumed = params.get("resumed")
-        sessions = [params, *(resumed if isinstance(resumed, list) else [])]
-        return [str(each.get("started")) for each in sessions if isinstance(each, dict)]
+        return [str(each.get("started")) for each in starts_in(read_json(directory / PARAMS))]
     return []
 
 
