@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from rlframe.core.errors import ConfigError, one_line, printable
+from rlframe.core.errors import ConfigError, one_line, prefixed, printable
 from rlframe.core.files import parse_json, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
@@ -210,10 +210,8 @@ def open_dataset(name: str | Path, key: str = "") -> Dataset:
     Raises:
         ConfigError: there is none, or its metadata are damaged or of another form.
     """
-    try:
+    with prefixed(f"{key}={name}" if key else ""):
         return _opened(locate(str(name)))
-    except ConfigError as error:
-        raise ConfigError(f"{key}={name}: {error}" if key else str(error)) from None
 
 
 def _opened(path: Path) -> Dataset:

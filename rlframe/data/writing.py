@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from gymnasium import Space
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.files import check_folder, read_json, replace_file
 from rlframe.data.episodes import Episode, shifted
 from rlframe.data.reading import DATA, METADATA, locate
@@ -36,10 +36,8 @@ def check_can_write() -> None:
 
 def check_name(name: str, key: str = "") -> Path:
     """Where a dataset of this name is; raises ConfigError if `name`, the value of `key`, is no name of a dataset."""
-    try:
+    with prefixed(key):
         return locate(name)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}" if key else str(error)) from None
 
 
 def check_free(name: str, key: str = "", own: Sequence[str] = ()) -> None:

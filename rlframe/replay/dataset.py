@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from rlframe.core.config import choice, fraction, number, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.struct import as_numpy, leaves, map_tree
@@ -255,12 +255,10 @@ class OfDatasets(ReplayConfig):
     @chz.validate
     def _check(self) -> None:
         load_transform(self.transform, "algo.replay.transform")
-        for name in shares_of(self.path) if self.path else ():
-            try:
+        names = shares_of(self.path) if self.path else ()
+        with prefixed(f"algo.replay.path={self.path:.200}"):
+            for name in names:
                 locate(name)
-            except ConfigError as error:
-                raise ConfigError(f"algo.replay.path={self.path:.200}: {error}") from None
-
         if self.live and self.return_range:
             raise ConfigError(
                 f"algo.replay.return_range={self.return_range:g} scales recorded rewards alone, and "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-from rlframe.core.errors import ConfigError, spans
+from rlframe.core.errors import ConfigError, prefixed, spans
 from rlframe.system.affinity_code import TOKENS, WITHIN, tokens_of
 from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
 
@@ -101,11 +101,9 @@ def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0, learn
     Raises:
         ConfigError: an invalid code, or more than the machine has, or totals that do not divide evenly.
     """
-    try:
+    with prefixed(f"affinity={code}"):
         tokens = tokens_of(code)
         return _plan(tokens, bool(tokens) or code == "auto", topology, n_workers, slot, learner_cores)
-    except ConfigError as error:
-        raise ConfigError(f"affinity={code}: {error}") from None
 
 
 def _plan(
@@ -326,7 +324,7 @@ def affinity_share(
     """
     if world_size == 1:
         return plan(code, topology, n_workers, 0, learner_cores)
-    try:
+    with prefixed(f"affinity={code}"):
         tokens = tokens_of(code)
         if "sgr" in tokens:
             raise ConfigError(f"{tokens['sgr']}sgr is for runs of one rank; leave it out with world_size and learners")
@@ -341,8 +339,6 @@ def affinity_share(
             cpus = _cpus_of(whole, topology, rank, world_size)
             part = Topology(cpus, gpus, float("inf"), topology.pinnable)
         mine = _plan(within, bool(whole.master), part, n_workers or tokens.get("wkr", 0), 0, learner_cores)
-    except ConfigError as error:
-        raise ConfigError(f"affinity={code}: {error}") from None
     return replace(mine, slot=whole.slot, n_slots=whole.n_slots)
 
 
