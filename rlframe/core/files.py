@@ -249,6 +249,14 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_object(data: bytes | None) -> dict[str, Any]:
+    """The JSON object in a text that may be another person's; empty if it is none."""
+    with suppress(ValueError):
+        found = parse_json(data or b"")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ConfigError as `read_regular_file`, or if the file holds anything else."""
     try:

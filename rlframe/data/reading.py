@@ -18,7 +18,7 @@ from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiDiscrete
 
 from rlframe.core.errors import ConfigError, one_line, prefixed, printable
-from rlframe.core.files import parse_json, read_json
+from rlframe.core.files import json_object, read_json
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import map_tree
 from rlframe.data.episodes import SAMPLED_ACTION, Episode, sampled_numbers, shifted
@@ -104,11 +104,7 @@ class Dataset:
 
     @property
     def _env_spec(self) -> dict[str, Any]:
-        try:
-            found = parse_json(str(self.metadata.get("env_spec", "{}")).encode())
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return json_object(str(self.metadata.get("env_spec", "{}")).encode())
 
     def episodes(self, start: int = 0) -> Iterator[Episode]:
         """Its episodes in order, one at a time in memory.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import RecordError
-from rlframe.core.files import MAX_BYTES, is_regular_file, parse_json, read_json
+from rlframe.core.files import MAX_BYTES, is_regular_file, json_object, read_json
 from rlframe.record.directory import LOCK_FILE, PARAMS, RESULT, attempts, token_of
 from rlframe.record.rank_state import MANIFEST, env_steps_of
 from rlframe.record.remote import Remote
@@ -65,7 +65,7 @@ class Mirror:
         An earlier attempt of this run makes room: its logs are removed, and no snapshot of it is complete.
         """
         mine, data = read_json(self._directory / PARAMS), self._remote.read(PARAMS, MAX_BYTES)
-        theirs = _object(data)
+        theirs = json_object(data)
         is_own = token_of(theirs) == token_of(mine)
         manifests = [file for file in self._files if file.endswith(f"/{MANIFEST}")]
         if not is_own and self._is_attempt(theirs):
@@ -96,7 +96,7 @@ class Mirror:
         mine, theirs = (snapshot / MANIFEST).read_bytes(), self._remote.read(name, MAX_MANIFEST)
         if mine == theirs:
             self._sent[name] = stamp
-        if _object(mine).get("ranks") == _object(theirs).get("ranks"):
+        if json_object(mine).get("ranks") == json_object(theirs).get("ranks"):
             return True
         self._remote.remove(name)
         del self._files[name]
@@ -181,15 +181,6 @@ def is_complete(files: Mapping[str, int], name: str) -> bool:
     """Whether a file of a remote run is of no snapshot, or of one whose manifest is there."""
     step = _STEP.fullmatch(name)
     return not name.startswith(f"{SNAPSHOTS}/") or bool(step and f"{SNAPSHOTS}/{step[1]}/{MANIFEST}" in files)
-
-
-def _object(data: bytes | None) -> dict[str, Any]:
-    """The JSON object in a file; empty if it is none."""
-    try:
-        found = parse_json(data or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _stamp(path: Path) -> Stamp:
