@@ -1,10 +1,13 @@
 """What holds for a process that runs tests, as a plugin of pytest."""
 
 import functools
+import importlib
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +25,17 @@ torch.set_num_threads(1)
 _set_preload = multiprocessing.set_forkserver_preload
 _set_preload(["tests.preloaded"])
 multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules, "tests.preloaded"])
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of all test files, another in each process, so that no two of them compile the same file."""
+    worker, tests = os.getenv("PYTEST_XDIST_WORKER"), Path(__file__).parent
+    if not worker or session.config.args != session.config.getini("testpaths"):
+        return
+    files = sorted(tests.rglob("test_*.py"))
+    for file in files[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+        with suppress(Exception, pytest.skip.Exception):  # which is raised again when the file is collected
+            importlib.import_module(".".join(file.relative_to(tests.parent).with_suffix("").parts))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
