@@ -298,7 +298,7 @@ def test_functions_of_episodes_and_players_may_be_objects(tmp_path: Path) -> Non
             "algo.clip is given twice, by algo and algo.clip; give it in one",
         ),
         ({"env": lambda: WALK}, "env=.*<lambda> gives the same environment again; write a function that makes a new"),
-        ({"env": "__main__:Nowhere"}, "env=__main__:Nowhere: __main__ has no 'Nowhere'"),
+        ({"env": "__main__:Nowhere"}, "env=__main__:Nowhere: __main__ has no Nowhere"),
     ],
     ids=lambda each: each[:40] if isinstance(each, str) else ",".join(each),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import importlib.util
 import inspect
 import re
@@ -20,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlframe.core.arguments import checked
 from rlframe.core.config import check_one_of, nearest
-from rlframe.core.errors import ConfigError, describe_import
+from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import JointSpace
 from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName
@@ -248,16 +247,14 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     if arguments:
         raise ConfigError(f"env={id_}: write env={called} env_kwargs.{arguments.partition('=')[0].strip()}=VALUE")
     module, colon, rest = id_.rpartition(":")
-    if module.endswith(".py"):
-        return _checked(id_, rest, find_attribute(id_, "env"))
-    if colon and rest.isidentifier():
-        return _callable(id_, module, rest)
-    if colon:
-        _import(id_, module)  # Gymnasium's form module:Id-v0: importing the module registers the id
+    if colon and (module.endswith(".py") or rest.isidentifier()):
+        return _checked(id_, rest, _find(id_, id_))
     namespace = rest.partition("/")[0]
     package, extra = _OF_NAMESPACE.get(namespace, ("", ""))
     if package and importlib.util.find_spec(package) is None:
         raise ConfigError(_install_message(id_, extra))
+    if colon:
+        _find(id_, f"{module}:__name__")  # Gymnasium's form module:Id-v0: importing the module registers the id
     if rest not in gymnasium.registry:
         atari.register_atari()
     if rest not in gymnasium.registry and not pettingzoo.has(rest):
@@ -272,14 +269,6 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     return gymnasium.registry[rest]
 
 
-def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:
-    found = vars(_import(id_, module))
-    if attribute not in found:
-        public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"env={id_}: {module} has no {attribute!r}{nearest(attribute, public)}")
-    return _checked(id_, attribute, found[attribute])
-
-
 def _checked(id_: str, attribute: str, found: Any) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"env={id_}: {attribute!r} is {found!r}, which is not callable")
@@ -288,15 +277,15 @@ def _checked(id_: str, attribute: str, found: Any) -> Callable[..., Any]:
     return found
 
 
-def _import(id_: str, module: str) -> Any:
+def _find(id_: str, name: str) -> Any:
+    """What module:name is. Raises ConfigError, with what to install if the module needs a package of an extra."""
     try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name in _EXTRAS:
-            raise ConfigError(_install_message(id_, _EXTRAS[error.name])) from error
-        raise ConfigError(f"env={id_}: {error}; write package.module:callable with an importable module") from error
-    except Exception as error:
-        raise ConfigError(f"env={id_}: {describe_import(module, error)}") from error
+        return find_attribute(name, "")
+    except ConfigError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name in _EXTRAS:
+            raise ConfigError(_install_message(id_, _EXTRAS[cause.name])) from cause
+        raise ConfigError(f"env={id_}: {error}") from cause
 
 
 def _register_plugins(namespace: str) -> None:

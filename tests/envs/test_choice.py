@@ -111,7 +111,7 @@ def test_an_unknown_id_is_an_error_with_the_nearest_id(id_: str) -> None:
 @pytest.mark.parametrize(
     ("id_", "what"),
     [
-        ("tests.envs.custom:scriptd", "no 'scriptd'; did you mean scripted"),
+        ("tests.envs.custom:scriptd", "no scriptd; did you mean scripted"),
         ("tests.envs.custom:CONSTANT", "'CONSTANT' is 3, which is not callable"),
         ("tests.envs.nowhere:env", "No module named 'tests.envs.nowhere'"),
         ("tests.envs.custom:nothing", "returned a value of type int, not a gymnasium.Env"),
