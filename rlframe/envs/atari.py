@@ -44,7 +44,7 @@ _OPTIONS: Mapping[str, Any] = {
     "num_threads": 1,  # default: one per environment, at most one per CPU
     # rlframe's own options. The ALE environment itself always runs with unclipped rewards and whole games.
     "episodic_life": True,  # a lost life is `terminated` for learning, as in the presets of CleanRL and SB3
-    "reward_clipping": True,  # clip the rewards used for learning to [-1, 1]; scores stay unclipped
+    "reward_clipping": True,  # clip the rewards used for learning to [-1, 1] (`with_own_clipping`); scores stay as is
 }
 _MINIMUM = {"noop_max": 0, "thread_affinity_offset": -1}  # of integer options; 1 for the others
 _MAXIMUM = {"img_height": 2048, "img_width": 2048, "stack_num": 128}  # 2**30 for the others
@@ -55,20 +55,20 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], env_options: EnvOptions
     for name, value in kwargs.items():
         _check_option(spec.id, name, value)
     options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs, **_own_options(kwargs, env_options)}
-    episodic_life, clip = (options.pop(name, _OPTIONS[name]) for name in ("episodic_life", "reward_clipping"))
+    episodic_life = options.pop("episodic_life", _OPTIONS["episodic_life"])
+    options["reward_clipping"] = False
     try:
         env = gymnasium.make_vec(
             spec,
             num_envs=len(seeds),
             vectorization_mode="vector_entry_point",
-            reward_clipping=False,
             episodic_life=False,
             **options,
         )
     except (TypeError, ValueError, RuntimeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
     backend = f"native {type(env.unwrapped).__name__}, {pluralize(options['num_threads'], 'thread')}"
-    return AtariEnvs(env, list(seeds), backend, episodic_life=episodic_life, clip=clip)
+    return AtariEnvs(env, list(seeds), backend, episodic_life)
 
 
 def with_own_clipping(kwargs: Mapping[str, Any], options: EnvOptions) -> EnvOptions:
@@ -122,7 +122,7 @@ class AtariEnvs(Envs):
     waits for the fire button, as Breakout does, the agent must press it. `ended` and `raw_reward` are of whole games.
     """
 
-    def __init__(self, env: VectorEnv, seeds: list[int], backend: str, *, episodic_life: bool, clip: bool) -> None:
+    def __init__(self, env: VectorEnv, seeds: list[int], backend: str, episodic_life: bool) -> None:
         check_next_step(env, backend)
         self.n, self.backend = env.num_envs, backend
         shape = env.single_observation_space.shape or ()
@@ -132,7 +132,7 @@ class AtariEnvs(Envs):
         self.action_space = env.single_action_space
         self._seeds, self._round = seeds, 0
         self._env: Any = env  # Any: its reset takes an array of seeds, VectorEnv's type does not
-        self._episodic_life, self._clip = episodic_life, clip
+        self._episodic_life = episodic_life
         self._decode = spaces.action_decoder(self.action_space)
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._lives = np.zeros(self.n, np.int32)
@@ -155,10 +155,9 @@ class AtariEnvs(Envs):
             raise env_error(problem, "try env_backend=python", seeds=self._seeds, actions=actions) from error
         self._write(out)
         out.raw_reward[...] = reward
-        if self._clip:
-            np.clip(out.raw_reward, -1, 1, out=out.reward)
-        else:
-            out.reward[...] = out.raw_reward
+        out.reward[...] = out.raw_reward
+        if self.transform is not None:
+            self.transform(out.raw_reward, out.reward)
         out.terminated[...] = terminated
         out.truncated[...] = truncated
         np.logical_or(terminated, truncated, out=out.ended)

@@ -21,6 +21,8 @@ from rlframe.core.struct import Struct, Tree
 from rlframe.envs.options import EnvOptions, clip_bounds
 from rlframe.system.signals import DeadlinePassed, deadline
 
+RewardTransform = Callable[[np.ndarray, np.ndarray], Any]  # (reward, out), see `reward_transform`
+
 _log = logging.getLogger("rlframe")
 
 
@@ -86,6 +88,7 @@ class Envs(ABC):
     action_space: Space  # of one environment, before it is made canonical (see core.spaces)
     n: int
     env: EnvConfig | None = None  # that they were made from, by make_envs
+    transform: RewardTransform | None = None  # which writes `reward` from `raw_reward`; None: they are the same
     backend: str  # for the log: the implementation and its number of threads
     render_fps: float = 30.0  # frames per second of real time, for films and windows
 
@@ -302,7 +305,7 @@ class VectorInfoMeans:
         self._sums = {name: entry.copy() for name, entry in saved.items()}
 
 
-def reward_transform(options: EnvOptions) -> Callable[[np.ndarray, np.ndarray], Any]:
+def reward_transform(options: EnvOptions) -> RewardTransform:
     """A function (reward, out) that writes clip(scale * reward) into `out`; both are float32 arrays of any shape."""
     scale = np.float32(options.reward_scale)
     if options.reward_clip == "sign":
@@ -314,41 +317,3 @@ def reward_transform(options: EnvOptions) -> Callable[[np.ndarray, np.ndarray], 
         np.clip(out, low, high, out=out)
 
     return transform
-
-
-class ScaledRewards(Envs):
-    """Owns `envs`; writes `reward` from their `raw_reward`."""
-
-    def __init__(self, envs: Envs, options: EnvOptions) -> None:
-        self._envs, self._transform = envs, reward_transform(options)
-        self.observation_space, self.action_space = envs.observation_space, envs.action_space
-        self.n, self.backend, self.render_fps = envs.n, envs.backend, envs.render_fps
-        self.can_wait, self.time_limit, self.restarts = envs.can_wait, envs.time_limit, envs.restarts
-
-    def reset(self, out: EnvStep, round_: int = 0) -> None:
-        self._envs.reset(out, round_)
-
-    def step(self, action: Tree, out: EnvStep) -> None:
-        self._envs.step(action, out)
-        self._transform(out.raw_reward, out.reward)
-
-    def hold(self, which: frozenset[int], at_once: bool = False) -> None:
-        self._envs.hold(which, at_once)
-
-    def pop_restarted(self) -> list[int]:
-        return self._envs.pop_restarted()
-
-    def pop_diagnostics(self, index: int) -> dict[str, float]:
-        return self._envs.pop_diagnostics(index)
-
-    def state(self) -> list[Any]:
-        return self._envs.state()
-
-    def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
-        return self._envs.restore(states, out, tick)
-
-    def frame(self, index: int) -> np.ndarray:
-        return self._envs.frame(index)
-
-    def close(self) -> None:
-        self._envs.close()

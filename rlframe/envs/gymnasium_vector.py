@@ -107,6 +107,8 @@ class NativeEnvs(Envs):
         except ENV_ERRORS as error:
             raise self._error(error, actions) from external_cause(error)
         out.reward[...] = out.raw_reward
+        if self.transform is not None:
+            self.transform(out.raw_reward, out.reward)
         out.terminated[...] = terminated
         out.truncated[...] = truncated
         self._write_ends(out, actions)

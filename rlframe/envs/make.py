@@ -24,8 +24,9 @@ from rlframe.core.multi_agent import JointSpace
 from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName
 from rlframe.envs import atari, envpool, gymnasium_vector, none, pettingzoo
-from rlframe.envs.base import EnvConfig, Envs, ScaledRewards
+from rlframe.envs.base import EnvConfig, Envs, reward_transform
 from rlframe.envs.multi_agent import make_multi_agent
+from rlframe.envs.options import EnvOptions
 from rlframe.envs.python import PythonEnvs
 from rlframe.envs.wrappers import load_wrappers, wrapped_maker
 from rlframe.system.machine import n_cpus
@@ -62,10 +63,11 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     target = resolve(config.id)
     try:
         with explain_missing_package(target, _named(config, target)):
-            envs = _make(_choose_backend(config, target, n), config, target, seeds, first)
+            backend = _choose_backend(config, target, n)
+            envs, options = _make(backend, config, target, seeds, first), reward_options(config, target, backend)
             several = isinstance(envs.observation_space, JointSpace)  # then it has changed their agents' rewards
-            if config.options.changes_rewards and not (config.options.normalize_reward or several):
-                envs = ScaledRewards(envs, config.options)
+            if options.changes_rewards and not (options.normalize_reward or several):
+                envs.transform = reward_transform(options)
             envs.env = config
             return envs
     except ValueError as error:  # from core.spaces
@@ -111,6 +113,12 @@ def _make(backend: str, config: EnvConfig, target: Target, seeds: list[int], fir
         )
     made = [env_maker(target, config, seed, index) for index, seed in enumerate(seeds, first)]
     return PythonEnvs([maker for maker, _ in made], seeds, made[0][1], first, config.restarts)
+
+
+def reward_options(config: EnvConfig, target: Target, backend: str) -> EnvOptions:
+    """The options by which rewards are changed for learning; ALE's vector environment clips them by default."""
+    clips = is_atari(target) and backend == "native"
+    return atari.with_own_clipping(config.kwargs, config.options) if clips else config.options
 
 
 def _vector_arguments(config: EnvConfig, target: EnvSpec) -> dict[str, Any]:

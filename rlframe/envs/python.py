@@ -154,6 +154,8 @@ class PythonEnvs(Envs):
         self._write_flags(out)
         if self._waiting or self._lost:
             self._write_special(out)
+        if self.transform is not None:
+            self.transform(out.raw_reward, out.reward)
         self._check_values(out, actions)
 
     def _write_flags(self, out: EnvStep) -> None:

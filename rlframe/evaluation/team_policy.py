@@ -14,8 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import OBSERVATION, JointSpace
 from rlframe.core.spaces import ACTION_MASK
 from rlframe.envs import EnvConfig
-from rlframe.envs.atari import with_own_clipping
-from rlframe.envs.make import fixed_backend, is_atari, resolve
+from rlframe.envs.make import fixed_backend, resolve, reward_options
 from rlframe.envs.pettingzoo import function_of
 from rlframe.evaluation.policy import Policy
 
@@ -108,9 +107,7 @@ def policy_of(agent: Agent, in_spaces: tuple[Space, Space], env: EnvConfig, name
         return team.of(name or team.policies[0]) if name or len(team.policies) == 1 else team
     if name:
         raise ConfigError(f"policy={name:.60} is for environments of several agents, and this one has a single agent")
-    target = resolve(env.id)
-    clips = is_atari(target) and fixed_backend(env, 1) == "native"
-    options = with_own_clipping(env.kwargs, env.options) if clips else env.options
+    options = reward_options(env, resolve(env.id), fixed_backend(env, 1))
     return Policy(agent, observations, actions, options=options)
 
 
