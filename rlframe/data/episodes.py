@@ -97,7 +97,7 @@ def shifted(space: Space, observation: Tree, by: int) -> Tree:
     parts = iter(action_parts(space))
 
     def moved(x: np.ndarray) -> np.ndarray:
-        start = np.asarray(getattr(next(parts)[1], "start", 0))
+        start = np.asarray(getattr(next(parts, ("", space))[1], "start", 0))
         return x + by * start if start.any() else x
 
     return map_tree(moved, observation)

@@ -20,7 +20,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from rlframe.core.errors import ConfigError, one_line, prefixed, printable
 from rlframe.core.files import json_object, read_json
 from rlframe.core.spaces import action_parts
-from rlframe.core.struct import map_tree
+from rlframe.core.struct import leaves, map_tree
 from rlframe.data.episodes import SAMPLED_ACTION, Episode, sampled_numbers, shifted
 from rlframe.data.spaces import difference, read_space
 
@@ -176,6 +176,8 @@ def _check_sampled(sampled: np.ndarray, shape: tuple[int, ...]) -> None:
 
 def fitted(space: Space, values: Any, n: int, name: str) -> Any:
     """Values [n, ...] that fit a space, in its dtypes; raises ValueError if they do not."""
+    if (n_arrays := len(leaves(values))) != len(action_parts(space)):
+        raise ValueError(f"{name} has {n_arrays} arrays, and {space} is of {len(action_parts(space))}")
     parts = iter(action_parts(space, name))
 
     def fitting(x: Any) -> np.ndarray:
@@ -196,6 +198,26 @@ def fitted(space: Space, values: Any, n: int, name: str) -> Any:
         return x if x.flags.writeable else x.copy()  # of a mapped file
 
     return map_tree(fitting, values)
+
+
+def check_episode(episode: Episode, spaces: tuple[Space, Space] | None) -> None:
+    """Raise ValueError, TypeError or KeyError unless an episode's arrays belong together, and fit spaces if given."""
+    T = len(episode)
+    wanted = {
+        "observation": (episode.observation, T + 1),
+        **{name: (getattr(episode, name), T) for name in ("action", "reward", "terminated", "truncated")},
+        **{f"info[{key!r}]": (x, T) for key, x in episode.info.items()},
+    }
+    for name, (tree, n) in wanted.items():
+        for x in leaves(tree):
+            if not isinstance(x, np.ndarray) or not x.ndim or x.dtype.kind not in "fiub" or len(x) != n:
+                what = f"{x.dtype} of {len(x)} rows" if isinstance(x, np.ndarray) and x.ndim else type(x).__name__
+                raise ValueError(f"it has {T} rewards and its {name} is {what}; it needs {n} numbers")
+            if x.dtype.kind == "f" and not np.isfinite(x).all() and not name.startswith("info"):
+                raise ValueError(f"its {name} has NaN or Inf")
+    if spaces is not None:
+        fitted(spaces[0], shifted(spaces[0], episode.observation, 1), T + 1, "observation")
+        fitted(spaces[1], episode.action, T, "action")
 
 
 def open_dataset(name: str | Path, key: str = "") -> Dataset:

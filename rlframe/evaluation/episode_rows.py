@@ -10,11 +10,10 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.spaces import action_parts, zeros
-from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.data.episodes import Episode, sampled_actions
-from rlframe.data.reading import check_spaces, open_dataset
+from rlframe.core.errors import ConfigError, one_line, pluralize
+from rlframe.core.struct import Tree, map_tree
+from rlframe.data.episodes import Episode, sampled_actions, shifted
+from rlframe.data.reading import check_episode, check_spaces, open_dataset
 from rlframe.data.transform import load_transform, transformed
 
 STEP = "step"  # entry of an observation with its time
@@ -66,41 +65,19 @@ def time_limit_of(episodes: Sequence[Episode]) -> int:
 
 
 def check_episodes(episodes: Sequence[Episode], observation_space: Space, action_space: Space) -> None:
-    """Raise ConfigError if episodes are too few, empty, not finite, or do not fit the spaces."""
+    """Raise ConfigError if episodes are too few, or one is empty, not finite, not whole or not of the spaces."""
     if len(episodes) < 2:
         raise ConfigError(f"the dataset has {pluralize(len(episodes), 'episode')}, and an interval needs at least 2")
     for number, episode in enumerate(episodes):
-        T = len(episode.reward)
-        lengths = {
-            "observation": {len(x) - 1 for x in leaves(episode.observation)},
-            "action": {len(x) for x in leaves(episode.action)},
-            "terminated": {len(episode.terminated)},
-            "truncated": {len(episode.truncated)},
-        }
-        wrong = [f"{name} of {found.pop()}" for name, found in lengths.items() if found != {T}]
-        if not T or wrong:
-            raise ConfigError(f"episode {number} of the dataset has {T} rewards {' and '.join(wrong)}; remove it")
-        if episode.terminated[:-1].any() or episode.truncated[:-1].any():
-            raise ConfigError(f"episode {number} of the dataset ends before its last step; divide it into episodes")
-        _check_values(f"observations of episode {number}", episode.observation, observation_space)
-        _check_values(f"actions of episode {number}", episode.action, action_space)
-        if not np.isfinite(episode.reward).all():
-            raise ConfigError(f"episode {number} of the dataset has a reward that is not finite; remove it")
-
-
-def _check_values(name: str, found: Tree, space: Space) -> None:
-    """Raise ConfigError if they are of other shapes, not finite, or no classes from 0."""
-    shapes, own = ([tuple(x.shape[lead:]) for x in leaves(tree)] for tree, lead in ((found, 1), (zeros(space), 0)))
-    if shapes != own:
-        raise ConfigError(f"the {name} of the dataset have shapes {shapes}, and the policy's are {own}: {space}")
-    for x, (_, part) in zip(leaves(found), action_parts(space), strict=True):
-        if not np.isfinite(x).all():
-            raise ConfigError(f"the {name} of the dataset are not finite; remove it")
-        if isinstance(part, spaces.Discrete) and not (x.min() >= 0 and x.max() < part.n):
+        try:
+            if not len(episode) or episode.terminated[:-1].any() or episode.truncated[:-1].any():
+                raise ValueError("it has no step, or ends before its last step; remove it, or divide it into episodes")
+            given = replace(episode, action=shifted(action_space, episode.action, 1))  # as environments take them
+            check_episode(given, (observation_space, action_space))
+        except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"the {name} of the dataset have classes from {x.min()} to {x.max()}, and {part} has {part.n}; "
-                f"they count from 0"
-            )
+                f"episode {number} of the dataset does not fit: {one_line(error, 300)} (classes count from 0)"
+            ) from None
 
 
 def rows_of(episodes: Sequence[Episode], time_limit: int) -> EpisodeRows:

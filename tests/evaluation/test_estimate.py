@@ -208,11 +208,9 @@ def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
     broken = replace(episodes[0], action=episodes[0].action[:-1])
     assert "episode 1 of the dataset" in message(right(), [episodes[1], broken], 0.9, ["wis"])
     wide = replace(episodes[0], action=episodes[0].action[:, None])
-    assert "actions of episode 1 of the dataset have shapes [(1,)]" in message(
-        right(), [episodes[1], wide], 0.9, ["is"]
-    )
+    assert "action has the shape" in message(right(), [episodes[1], wide], 0.9, ["is"])
     other = replace(episodes[0], action=episodes[0].action + 2)
-    assert "they count from 0" in message(right(), [episodes[1], other], 0.9, ["is"])
+    assert "classes count from 0" in message(right(), [episodes[1], other], 0.9, ["is"])
     long = next(each for each in walk(9, 0) if len(each.reward) > 1)
     early = replace(long, terminated=np.ones(len(long.reward), bool))
     assert "ends before its last step" in message(right(), [long, early], 0.9, ["is"])

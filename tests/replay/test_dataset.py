@@ -257,10 +257,10 @@ def test_a_function_of_the_users_transforms_episodes_as_they_are_read(tmp_path: 
         "counted": "gave",
         "broken": "broken: KeyError",
         "short": "of 2 rows",
-        "unknown": "whose reward has NaN or Inf",
+        "unknown": "fit: its reward has NaN or Inf",
         "nothing": "leaves no episode of the 3",
-        "flat": r"not of the spaces: observation has the shape \[4, 1\], not \[4, 4\]; keep them",
-        "unplayable": r"not of the spaces: action goes from 5 to \d, and Discrete\(2\) does not; keep them",
+        "flat": r"does not fit: observation has the shape \[4, 1\], not \[4, 4\]",
+        "unplayable": r"does not fit: action goes from 5 to \d, and Discrete\(2\) does not",
     }.items():
         with pytest.raises(ReadableError, match=rf"algo\.replay\.transform.*{says}|{says}"):
             replay(OfDatasets(path=path, transform=f"{__name__}:{name}"))
