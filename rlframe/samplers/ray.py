@@ -120,7 +120,7 @@ class Config(SamplerConfig):
 
 
 class RayActors(Actors):
-    """Actors with samplers, and their parameters, one object for each version."""
+    """Actors with samplers, their parameters, one object for each version, and what came with their batches."""
 
     def __init__(self, config: Config, env: EnvConfig, seed: int, place: tuple[int, int] = (0, 1)) -> None:
         """Start them and wait for their environments.
@@ -138,6 +138,8 @@ class RayActors(Actors):
         self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(SamplerActor)
         self._agent: list[Any] = []  # a reference to it, once there is one
         self._parameters: Any = None  # a reference to the newest
+        self._finished: list[Trajectory] = []
+        self._counters: dict[int, dict[str, float]] = {}
         self.version = 0
         self.start(config.n_samplers)
         try:
@@ -180,21 +182,12 @@ class RayActors(Actors):
                 self.replace(i, error)
                 reference = again()
 
-
-class _Batches:
-    """What both sources do with the results of actors: copy rows, and keep what else came with them."""
-
-    def __init__(self, actors: RayActors) -> None:
-        self._actors = actors
-        self._finished: list[Trajectory] = []
-        self._counters: dict[int, dict[str, float]] = {}
-
     def take(self, i: int, result: Result, into: BatchBuffer) -> None:
-        """Copy the batch of an actor into memory of its size."""
+        """Copy the batch of an actor into memory of its size, and keep what else came with it."""
         into.copy(result.samples)
         first = i * result.samples.valid.shape[1]
         self._finished += [replace(each, env=first + each.env) for each in pickle.loads(result.trajectories)]
-        self._counters[i], self._actors.early[i] = result.counters, 0
+        self._counters[i], self.early[i] = result.counters, 0
 
     def trajectories(self) -> list[Trajectory]:
         finished, self._finished = self._finished, []
@@ -202,22 +195,21 @@ class _Batches:
 
     def counters(self) -> dict[str, float]:
         """Those of the actors as one, and the restarts of actors."""
-        return over_samplers([*self._counters.values(), {"sampler/restarts": float(self._actors.restarts.n)}])
+        return over_samplers([*self._counters.values(), {"sampler/restarts": float(self.restarts.n)}])
 
     def noise(self) -> list[Any]:
         """The states of all noise generators, in the order of environments."""
-        of = self._actors
 
-        def ask(i: int) -> Any:
-            return of.actors[i].noise.remote()
+        def noise_of(i: int) -> Any:
+            return self.actors[i].noise.remote()
 
-        found = [of.sure(i, ask(i), partial(ask, i)) for i in range(len(of.actors))]
+        found = [self.sure(i, noise_of(i), partial(noise_of, i)) for i in range(len(self.actors))]
         return [state for own in found for state in own]
 
     def load_noise(self, noise: list[Any]) -> None:
-        n = len(noise) // len(self._actors.actors)
-        for i, actor in enumerate(self._actors.actors):
-            self._actors.get(actor.load_noise.remote(noise[i * n : (i + 1) * n]))
+        n = len(noise) // len(self.actors)
+        for i, actor in enumerate(self.actors):
+            self.get(actor.load_noise.remote(noise[i * n : (i + 1) * n]))
 
 
 class RaySampler(Sampler):
@@ -234,14 +226,14 @@ class RaySampler(Sampler):
         b = config.batch_B // n
         self._samples, self._columns = batch.samples(), [batch.columns(i * b, i * b + b) for i in range(n)]
         self.backend = f"{envs.give(agent)}, in {n} actors of Ray"
-        self._batches, self._end, self._n_restarts = _Batches(envs), 0, envs.restarts.n
+        self._end, self._n_restarts = 0, envs.restarts.n
 
     def collect(self) -> Samples:
         references = [self.actors.ask(i) for i in range(len(self._columns))]
         n_env_steps, limit_s = 0, self.config.timeout_s
         for i, (reference, columns) in enumerate(zip(references, self._columns, strict=True)):
             result = self.actors.sure(i, reference, partial(self.actors.ask, i), limit_s)
-            self._batches.take(i, result, columns)
+            self.actors.take(i, result, columns)
             n_env_steps += result.samples.n_env_steps
         n_restarts, self._n_restarts = self._n_restarts, self.actors.restarts.n
         start = self._end + (self._n_restarts > n_restarts)  # a gap, where open episodes are cut
@@ -249,19 +241,19 @@ class RaySampler(Sampler):
         return replace(self._samples, n_env_steps=n_env_steps, start=start)
 
     def trajectories(self) -> list[Trajectory]:
-        return self._batches.trajectories()
+        return self.actors.trajectories()
 
     def refresh(self, agent: Agent) -> None:
         self.actors.push(agent)
 
     def counters(self) -> dict[str, float]:
-        return self._batches.counters()
+        return self.actors.counters()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": self._batches.noise()}
+        return {"noise": self.actors.noise()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        self._batches.load_noise(state["noise"])
+        self.actors.load_noise(state["noise"])
         return super().load_state_dict(state)
 
     def close(self) -> None:
@@ -278,7 +270,6 @@ class RayCollectors(SourceAhead):
         self._batch = empty_batch(envs.observation_space, envs.action_space, agent, *self.batch_spec[:2])
         self._samples, self.n_slots = self._batch.samples(), n_slots
         self.backend = f"{envs.give(agent)}, in {n} actors of Ray"
-        self._batches = _Batches(envs)
         n_envs = self.batch_spec.n_envs
         self._noise = spawned(generators(self.seed, Role.NOISE, n_envs, first_env_of_rank(n_envs)))
         self.version = self.posted_version = envs.version
@@ -324,7 +315,7 @@ class RayCollectors(SourceAhead):
     def _taken(self, i: int, result: Result) -> Samples:
         self._pending[i].pop(0)
         self._ask(i)
-        self._batches.take(i, result, self._batch)
+        self.actors.take(i, result, self._batch)
         self._last, self.version = i, result.version
         samples = result.samples
         return replace(self._samples, n_env_steps=samples.n_env_steps, start=samples.start, stream=i)
@@ -347,7 +338,7 @@ class RayCollectors(SourceAhead):
                 self._replace(i, TimeoutError(f"no batch for {self.config.timeout_s:g} s"))
 
     def trajectories(self) -> list[Trajectory]:
-        return self._batches.trajectories()
+        return self.actors.trajectories()
 
     def refresh(self, agent: Agent) -> None:
         self.actors.push(agent)
@@ -357,7 +348,7 @@ class RayCollectors(SourceAhead):
         return {"n_slots": self.n_slots}
 
     def counters(self) -> dict[str, float]:
-        return self._batches.counters()
+        return self.actors.counters()
 
     def state_dict(self) -> dict[str, Any]:
         """Fresh noise generators: those of the actors are ahead of the learner."""
@@ -367,7 +358,7 @@ class RayCollectors(SourceAhead):
         rngs = generators(0, Role.NOISE, self.batch_spec.n_envs)
         load_noise(rngs, state["noise"])
         self._noise = spawned(rngs)
-        self._batches.load_noise(noise_state(rngs))
+        self.actors.load_noise(noise_state(rngs))
         return ["its samplers collect ahead, so a seed does not determine the samples"] * self.batch_spec.n_envs
 
     def close(self) -> None:
