@@ -18,7 +18,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import replace_file
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
-from rlframe.data.writing import SHARE_BYTES, DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
+from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
 
 _KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *SCORE_KEYS)
 _BARS, _WIDTH = 10, 40  # of a histogram
@@ -47,8 +47,8 @@ def write(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
             n, n_steps = _write_hdf5(replace(new, name=str(hidden)), episodes)
         else:
             with DatasetWriter(replace(new, name=str(hidden))) as writer:
-                for share in _shares(episodes):
-                    writer.add(share)
+                for episode in episodes:
+                    writer.put(episode)
             n, n_steps = writer.n_episodes, writer.n_steps
         path, own_id = hidden / DATA / METADATA, to.name if new.name.startswith(("/", ".", "~")) else new.name
         replace_file(path, json.dumps({**json.loads(path.read_text()), "dataset_id": own_id}))
@@ -56,19 +56,6 @@ def write(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return n, n_steps
-
-
-def _shares(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
-    share: list[Episode] = []
-    n_bytes = 0
-    for episode in episodes:
-        share.append(episode)
-        n_bytes += episode.n_bytes
-        if n_bytes > SHARE_BYTES:
-            yield share
-            share, n_bytes = [], 0
-    if share:
-        yield share
 
 
 def _write_hdf5(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:

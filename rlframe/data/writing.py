@@ -134,6 +134,8 @@ class DatasetWriter:
         self.path, self._new = locate(new.name), new
         self._data = self.path / DATA
         self.n_episodes = self.n_steps = 0
+        self._share: list[Episode] = []  # that `put` has not written yet
+        self._share_bytes = 0
         self._marks = {_TOKEN: token or secrets.token_hex(8), **({_SESSION: session} if session else {})}
         self.token = self._marks[_TOKEN]
         if resumed >= 0:
@@ -181,12 +183,24 @@ class DatasetWriter:
         self.n_steps += sum(map(len, episodes))
         self._save(self._data)
 
+    def put(self, episode: Episode) -> None:
+        """Append an episode together with others, once they have SHARE_BYTES or at `close`; raises OSError as `add`."""
+        self._share.append(episode)
+        self._share_bytes += episode.n_bytes
+        if self._share_bytes > SHARE_BYTES:
+            self._add_share()
+
+    def _add_share(self) -> None:
+        share, self._share, self._share_bytes = self._share, [], 0
+        self.add(share)
+
     def _save(self, folder: Path) -> None:
         content = {**metadata_of(self._new, self.n_episodes, self.n_steps), **self._marks}
         replace_file(folder / METADATA, json.dumps(content))
 
     def close(self) -> None:
-        """Note its size."""
+        """Write what is left of `put`, and note its size."""
+        self._add_share()
         content = {**read_json(self._data / METADATA), "dataset_size": size_in_mb(self._data)}
         replace_file(self._data / METADATA, json.dumps(content))
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from rlframe.core.types import Samples, Trajectory
 from rlframe.data.cutting import Behaviour, EpisodeCutter, as_acted
 from rlframe.data.episodes import Episode
-from rlframe.data.writing import SHARE_BYTES, DatasetWriter, NewDataset
+from rlframe.data.writing import DatasetWriter, NewDataset
 
 
 class EvaluationRecorder:
@@ -24,7 +24,6 @@ class EvaluationRecorder:
         self._behaviour = behaviour
         self._cutter = EpisodeCutter(new.observation_space, new.action_space, sampled)
         self._waiting: defaultdict[int, list[Episode]] = defaultdict(list)  # by environment
-        self._counted: list[Episode] = []
 
     def on_batch(self, samples: Samples) -> None:
         for b, episode in self._cutter.add(samples, self._behaviour):
@@ -34,15 +33,8 @@ class EvaluationRecorder:
         waiting, n_steps = self._waiting[trajectory.env], trajectory.length
         while waiting and n_steps > 0:  # a game has an episode for each life
             n_steps -= len(waiting[0])
-            self._counted.append(waiting.pop(0))
-        if sum(episode.n_bytes for episode in self._counted) > SHARE_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        self.writer.add(self._counted)
-        self._counted = []
+            self.writer.put(waiting.pop(0))
 
     def close(self) -> None:
         """Write what is left."""
-        self._write()
         self.writer.close()
