@@ -9,6 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -46,29 +47,26 @@ def check_free(name: str, key: str = "", own: Sequence[str] = ()) -> None:
     Args:
         key: whose value it is.    own: tokens of writers that may overwrite it.
     """
-    path, start = check_name(name, key), f"{key}={name:.200}: " if key else ""
-    if os.path.lexists(path) and not is_of(path, own):
-        raise ConfigError(f"{start}a dataset is there already: {path}; use another name, or remove it")
-    try:
-        check_folder(next(each for each in path.absolute().parents if each.exists()))
-    except OSError as error:
-        raise ConfigError(f"{start}{path} cannot be written: {error.strerror}; name another place") from None
-
-
-def is_of(path: Path, tokens: Sequence[str]) -> bool:
-    """Whether a writer with one of the tokens made the dataset in a directory."""
-    try:
-        return read_json(path / DATA / METADATA).get(_TOKEN, "") in tokens
-    except ConfigError:
-        return False
+    path = check_name(name, key)
+    with prefixed(f"{key}={name:.200}" if key else ""):
+        if os.path.lexists(path) and _mark_of(path, _TOKEN) not in own:
+            raise ConfigError(f"a dataset is there already: {path}; use another name, or remove it")
+        try:
+            check_folder(next(each for each in path.absolute().parents if each.exists()))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}; name another place") from None
 
 
 def session_of(name: str) -> str:
     """When the run was started that wrote last to a dataset; empty if that is not known."""
-    try:
-        return str(read_json(locate(name) / DATA / METADATA).get(_SESSION, ""))
-    except ConfigError:
-        return ""
+    return _mark_of(locate(name), _SESSION)
+
+
+def _mark_of(path: Path, mark: str) -> str:
+    """What a writer has noted in the metadata of the dataset in a directory; empty if nothing is known."""
+    with suppress(ConfigError):
+        return str(read_json(path / DATA / METADATA).get(mark, ""))
+    return ""
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,12 @@ def shares_of(path: str) -> dict[str, float]:
     try:
         found = parse_yaml(path)
     except ValueError as error:
-        raise ConfigError(f"algo.replay.path={path:.200}: {error}") from None
+        raise ConfigError(str(error)) from None
     numbers = isinstance(found, dict) and all(
         isinstance(share, int | float) and not isinstance(share, bool) and 0 < share < 1e9 for share in found.values()
     )
     if not found or not numbers:
-        raise ConfigError(
-            f"algo.replay.path={path:.200} needs the form {{name-v0: 0.7, other-v0: 0.3}}, with shares above 0"
-        )
+        raise ConfigError("it needs the form {name-v0: 0.7, other-v0: 0.3}, with shares above 0")
     total = sum(found.values())
     return {str(name): share / total for name, share in found.items()}
 
@@ -255,9 +253,8 @@ class OfDatasets(ReplayConfig):
     @chz.validate
     def _check(self) -> None:
         load_transform(self.transform, "algo.replay.transform")
-        names = shares_of(self.path) if self.path else ()
         with prefixed(f"algo.replay.path={self.path:.200}"):
-            for name in names:
+            for name in shares_of(self.path) if self.path else ():
                 locate(name)
         if self.live and self.return_range:
             raise ConfigError(
