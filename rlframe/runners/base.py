@@ -254,7 +254,8 @@ class Runner(ABC):
         for learner, samples in batches:
             if samples.valid.numel():  # none where there are no environments
                 self.callbacks.call_of(learner.name, "on_batch", samples)
-        self.callbacks.call_each("on_episode", finished)
+        for episode in finished:
+            self.callbacks.call("on_episode", episode)
 
     def update(self, learner: Learner) -> None:
         """Make one update.
@@ -391,9 +392,8 @@ class Runner(ABC):
         try:
             reasons = self.load_state_dict(state)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            what = one_line(error, 300)
-            saved = current_run().newest_snapshot() or "the saved state"
-            raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
+            saved, kind = current_run().newest_snapshot() or "the saved state", type(error).__name__
+            raise SnapshotError(f"{saved} does not fit this run: {kind}: {one_line(error, 300)}") from error
         current_run().truncate_after(self.step)
         self.evaluations.start_again(self.now, self.evaluate)
         how = describe_resumed(reasons, self.learners.lost(), self.callbacks.lost, bool(state["runner"].get("held")))

@@ -171,7 +171,11 @@ class Callbacks:
         }
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that overrides it; see `call_each`."""
+        """Call a hook of every callback that overrides it.
+
+        Raises:
+            CallbackError: a callback raised an exception.
+        """
         for callback in self._by_hook[hook]:
             _call(callback, hook, *arguments)
 
@@ -180,16 +184,6 @@ class Callbacks:
         self.learner = learner
         self.call(hook, *arguments)
         self.learner = ""
-
-    def call_each(self, hook: str, values: Iterable[Any]) -> None:
-        """Call a hook of every callback that overrides it, once for each value.
-
-        Raises:
-            PartError: a callback raised an exception.
-        """
-        for callback in self._by_hook[hook]:
-            for value in values:
-                _call(callback, hook, value)
 
     @contextmanager
     def running(self, runner: Training) -> Iterator[None]:
@@ -289,14 +283,8 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
     Raises:
         ConfigError: a module or class does not exist, or is no Callback.    PartError: it raised an exception.
     """
-    return [_load(name) for name in names]
-
-
-def _load(name: str) -> Callback:
-    found = find_attribute(name, "callbacks")
-    if isinstance(found, Callback):
-        return found
-    return made_by(name, "callbacks", Callback, _NAME)
+    found = [(name, find_attribute(name, "callbacks")) for name in names]
+    return [x if isinstance(x, Callback) else made_by(name, "callbacks", Callback, _NAME) for name, x in found]
 
 
 def check_callbacks(names: Sequence[str]) -> None:
