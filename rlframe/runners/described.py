@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Samples
@@ -48,15 +49,23 @@ def plain_tree(tree: Tree) -> Any:
     return tree
 
 
+def named_arrays(plain: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The arrays of a `plain_tree`, each with its path after the name."""
+    if isinstance(plain, dict | list):
+        for key, value in plain.items() if isinstance(plain, dict) else enumerate(plain):
+            yield from named_arrays(value, f"{name}.{key}".lstrip("."))
+    else:
+        yield name, torch.as_tensor(plain)
+
+
 def describe_tree(tree: Tree, name: str) -> list[str]:
     """A line for each array: its name, shape, type, range and mean, and how many values are not finite."""
-    plain = plain_tree(tree)
-    if isinstance(plain, dict | list):
-        items = plain.items() if isinstance(plain, dict) else enumerate(plain)
-        return [line for key, value in items for line in describe_tree(value, f"{name}.{key}")]
-    x = torch.as_tensor(plain)
+    return [_described(x, path) for path, x in named_arrays(plain_tree(tree), name)]
+
+
+def _described(x: Tensor, name: str) -> str:
     finite = (x[x.isfinite()] if x.is_floating_point() else x).double()
     of = f"{finite.min():.4g} to {finite.max():.4g}, mean {finite.mean():.4g}" if finite.numel() else "no finite values"
     n_nan, n_infinite = int(x.isnan().sum()), int(x.isinf().sum())
     wrong = "".join(f", {n:,} {what}" for n, what in ((n_nan, "NaN"), (n_infinite, "infinite")) if n)
-    return [f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}{wrong}"]
+    return f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}{wrong}"

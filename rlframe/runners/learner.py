@@ -26,7 +26,7 @@ from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
 from rlframe.rewards.base import UNCHANGED, Rewards
-from rlframe.runners.described import plain_tree
+from rlframe.runners.described import named_arrays, plain_tree
 from rlframe.samplers import Source
 from rlframe.updates.progress import SkippedUpdate
 
@@ -348,7 +348,8 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
     """Save its batch, the agent and the generators in the run directory; returns a sentence that describes it."""
     agent, algo = learner.agent, learner.algo
     batch = plain_tree(skipped.batch)
-    nonfinite = _not_finite(batch, "")
+    counts = {path: int((~x.isfinite()).sum()) for path, x in named_arrays(batch)}
+    nonfinite = {path: n for path, n in counts.items() if n}
     names = {id(parameter): name for name, parameter in agent.named_parameters()}
 
     def name_of(parameter: torch.Tensor) -> str:
@@ -375,17 +376,6 @@ def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: Updat
         + (f", and in {in_metrics}" if in_metrics else "")
         + (f"; its batch is in {path}" if path else "")
     )
-
-
-def _not_finite(tree: Any, path: str) -> dict[str, int]:
-    """The number of values that are not finite, by the path of their array; arrays without any are left out."""
-    if isinstance(tree, dict | list):
-        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        return {
-            place: n for key, value in items for place, n in _not_finite(value, f"{path}.{key}".lstrip(".")).items()
-        }
-    n = int((~torch.as_tensor(tree).isfinite()).sum())
-    return {path: n} if n else {}
 
 
 def _generators(algo: Algorithm) -> dict[str, Any]:
