@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import chz
@@ -167,7 +167,7 @@ class League(Callback):
             "elo": self.elo,
             "n_games": self.n_games,
             "taken": self._taken,
-            "past": [{name: getattr(past, name) for name in _FIELDS} for past in self.past],
+            "past": [dict(vars(past)) for past in self.past],
             "playing": [past.number for past in self.playing],
             "rows": list(self._rows),
             "games": list(self._games),
@@ -192,6 +192,3 @@ def _copied(agent: Agent) -> dict[str, Any]:
     return {
         name: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x for name, x in agent.state_dict().items()
     }
-
-
-_FIELDS = tuple(field.name for field in fields(Past))

@@ -28,6 +28,7 @@ _FORM = "compare metrics with numbers, such as 'eval/return_mean >= 475 and env_
 _OPEN_GROUPS = ("env", "eval", "algo")  # parts of the user's own add to them
 
 Truth = bool | None  # None: not known, because a metric is missing or NaN
+_NOT: Mapping[Truth, Truth] = {True: False, False: True, None: None}
 _Needs = Callable[[Container[str]], bool]  # whether one of these metrics must be known
 
 
@@ -104,7 +105,7 @@ class StopRule:
     def _one(self) -> _Node:
         if self._next("not"):
             part = self._one()
-            return _Node(lambda metrics: _negation(part.truth(metrics)), part.to_fail, part.to_hold)
+            return _Node(lambda metrics: _NOT[part.truth(metrics)], part.to_fail, part.to_hold)
         if self._next("("):
             inside = self._any()
             if not self._next(")"):
@@ -153,10 +154,6 @@ def _is_slip(name: str, known: str) -> bool:
     """Whether a name has the letters of another in another order, or lacks one of them."""
     lacks_one = len(name) + 1 == len(known) and any(name == known[:i] + known[i + 1 :] for i in range(len(known)))
     return sorted(name) == sorted(known) or lacks_one
-
-
-def _negation(truth: Truth) -> Truth:
-    return None if truth is None else not truth
 
 
 def _either(found: list[Any], decides: bool) -> Truth:
