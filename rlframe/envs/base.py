@@ -108,7 +108,8 @@ class Envs(ABC):
 
     can_wait = False  # whether it has `hold`
     time_limit = 0  # env steps of the longest episode; 0: not known
-    restarts = 0  # times that each environment which raises is made again (see `pop_restarted`)
+    restarts = 0  # times that each environment which raises is made again
+    restarted: Sequence[int] = ()  # those that raised in the last step, and whose new episode starts with its row
 
     def hold(self, which: frozenset[int], at_once: bool = False) -> None:
         """Make these environments wait at the end of their episode instead of resetting, until the next call.
@@ -117,10 +118,6 @@ class Envs(ABC):
         observation is not written.
         """
         raise NotImplementedError(f"the environments of {self.backend} step all at once")
-
-    def pop_restarted(self) -> list[int]:
-        """The environments that raised in the last step, and whose new episode starts with its row."""
-        return []
 
     @abstractmethod
     def pop_diagnostics(self, index: int) -> dict[str, float]:

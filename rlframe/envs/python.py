@@ -67,9 +67,8 @@ class PythonEnvs(Envs):
         self._waiting: frozenset[int] = frozenset()  # see `hold`
         self._stopped: frozenset[int] = frozenset()  # of these, those in the middle of an episode
         self._acted: dict[int, Tree | None] = {}  # their actions until then
-        self._restarted: list[int] = []  # in the last step, for `pop_restarted`
         self._restarter = Restarter(makers, seeds, self._envs, self._episodes, restarts, first)
-        self._lost = self._restarter.restarted  # in this step
+        self.restarted: list[int] = self._restarter.restarted
         if restarts:
             self._steps = [partial(self._restarter.step, index) for index in range(self.n)]
             self._reset = self._restarter.reset
@@ -134,6 +133,8 @@ class PythonEnvs(Envs):
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
         if self._episodes.action_log is not None:
             self._episodes.log_action(action)
+        if self.restarted:
+            self.restarted.clear()
         index = 0
         try:
             for index, step in enumerate(self._steps):
@@ -152,7 +153,7 @@ class PythonEnvs(Envs):
             raise self._error(error, index, "the reset" if ended[index] else actions[index]) from external_cause(error)
         self._check_scalars(actions)
         self._write_flags(out)
-        if self._waiting or self._lost:
+        if self._waiting or self.restarted:
             self._write_special(out)
         if self.transform is not None:
             self.transform(out.raw_reward, out.reward)
@@ -190,8 +191,7 @@ class PythonEnvs(Envs):
             out.first[index] = out.truncated[index] = out.ended[index] = False
             self._ended[index] = self._ended_rows[index] = True
             self._elapsed[index] -= 1
-        self._restarted = self._restarter.pop()
-        for index in self._restarted:
+        for index in self.restarted:
             out.first[index], out.valid[index] = True, False
             out.truncated[index] = out.ended[index] = self._ended[index] = self._ended_rows[index] = False
             self._elapsed[index] = 0
@@ -212,10 +212,6 @@ class PythonEnvs(Envs):
                 if log is not None:
                     self._acted.setdefault(index, log.actions(index))
         self._waiting = which
-
-    def pop_restarted(self) -> list[int]:
-        restarted, self._restarted = self._restarted, []
-        return restarted
 
     def _check_scalars(self, actions: list[Any]) -> None:
         """Check rewards and flags one by one, but only if a type is new or the rewards' sum is not finite."""

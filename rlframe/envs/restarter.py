@@ -33,7 +33,7 @@ class Restarter:
         self._makers, self._seeds, self._envs, self._episodes = makers, seeds, envs, episodes
         self._most, self._first = most, first
         self.used = [0] * len(envs)  # restarts of each environment
-        self.restarted: list[int] = []  # in the last step
+        self.restarted: list[int] = []  # in the last step; its environments clear it
 
     def step(self, index: int, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The environment's step, or if it raises, the first observation of a new episode."""
@@ -70,8 +70,3 @@ class Restarter:
                 return self._episodes.reset(index)
             except ENV_ERRORS as another:
                 error = another
-
-    def pop(self) -> list[int]:
-        restarted = self.restarted.copy()
-        self.restarted.clear()
-        return restarted

@@ -138,7 +138,7 @@ class LocalStepper(Stepper):
         if waited.any():
             for row in leaves(rows.observation):
                 row[t + 1, waited] = row[t, waited]
-        for env in self.envs.pop_restarted():
+        for env in self.envs.restarted:
             self.interruptions.add((t, self.lo + env))
             if t:
                 rows.truncated[t - 1, env] |= rows.valid[t - 1, env] & ~rows.terminated[t - 1, env]
@@ -156,7 +156,6 @@ class LocalStepper(Stepper):
             self._heartbeat[0] += 1
         if envs.can_wait:
             envs.hold(frozenset())
-        envs.pop_restarted()
         step.first[...] = True  # the agent's part of the episode starts here
 
     def reset(self, round_: int = 0) -> None:
