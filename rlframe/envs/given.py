@@ -35,7 +35,7 @@ def settings_of(value: Any, key: str) -> dict[str, Any]:
         value = spec
     if isinstance(value, EnvSpec):
         return _of_spec(value, key)
-    if pettingzoo.is_multi_agent(value):
+    if isinstance(value, pettingzoo.classes()):
         return {key: _copied(value, key)}
     if id_ := pettingzoo.name_of_function(value):
         return {key: id_}

@@ -280,7 +280,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
 def _checked(id_: str, attribute: str, found: Any) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"env={id_}: {attribute!r} is {found!r}, which is not callable")
-    if isinstance(found, type) and not (issubclass(found, gymnasium.Env) or pettingzoo.is_multi_agent_class(found)):
+    if isinstance(found, type) and not issubclass(found, (gymnasium.Env, *pettingzoo.classes())):
         raise ConfigError(f"env={id_}: the class {attribute} is not a subclass of {pettingzoo.base_of(found)}")
     return found
 
@@ -378,7 +378,7 @@ def _make_checked(target: Target, creator: Any, make: partial[Any], config: EnvC
         has = f"{nearest(found[1], names)} (it has {', '.join(names)})" if names else ""
         has += "; films need it, and a render() that gives images" if found[1] == "render_mode" else ""
         raise ConfigError(f"env={id_} has no argument env_kwargs.{found[1]}{has}") from error
-    if pettingzoo.is_multi_agent(env):
+    if isinstance(env, pettingzoo.classes()):
         env = make_multi_agent(env, config.policies, config.options, id_)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a {pettingzoo.base_of(env)}")

@@ -30,16 +30,10 @@ _MODULE = re.compile(rf"({'|'.join(_PACKAGES)})\.(\w+_v\d+)")  # of one environm
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
 
-def is_multi_agent(env: Any) -> bool:
-    """Whether it is an environment of PettingZoo, parallel or in turns."""
+def classes() -> tuple[type, ...]:
+    """The base classes of PettingZoo's environments, parallel and in turns; none where nothing has imported it."""
     zoo = sys.modules.get("pettingzoo")
-    return zoo is not None and isinstance(env, zoo.ParallelEnv | zoo.AECEnv)
-
-
-def is_multi_agent_class(found: type) -> bool:
-    """Whether it is a class of such environments."""
-    zoo = sys.modules.get("pettingzoo")
-    return zoo is not None and issubclass(found, (zoo.ParallelEnv, zoo.AECEnv))
+    return () if zoo is None else (zoo.ParallelEnv, zoo.AECEnv)
 
 
 def base_of(found: Any) -> str:
