@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, one_line
 
 _MOST_VALUES = 1 << 24  # of a space, so that its zeros fit into memory
 _DEPTH = 8  # of Dicts and Tuples in each other
@@ -48,8 +48,8 @@ def read_space(text: Any, name: str) -> Space:
     try:
         found = _space(json.loads(text), 0)
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, OverflowError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise ConfigError(f"{name} is not a space that rlframe reads ({type(error).__name__}: {reason})") from None
+        reason = f"{type(error).__name__}: {one_line(error, 100)}"
+        raise ConfigError(f"{name} is not a space that rlframe reads ({reason})") from None
     return found
 
 
@@ -103,7 +103,7 @@ def difference(one: Space, other: Space, name: str) -> str:
             same = one.shape == other.shape and _seen(one) == _seen(other) and _same_bounds(one, other, name)
         case _:
             same = _seen_as(one) == _seen_as(other)
-    return "" if same else f"{name}: {_short(one)} and {_short(other)}"
+    return "" if same else f"{name}: {one_line(one, 120)} and {one_line(other, 120)}"
 
 
 def _seen(box: spaces.Box) -> np.dtype[Any]:
@@ -123,7 +123,3 @@ def _seen_as(space: Space) -> Any:
         return _plain(space)
     except ConfigError:
         return str(space)
-
-
-def _short(space: Space) -> str:
-    return " ".join(str(space).split())[:120]

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.analysis.figures import new_figure, save_figure
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import replace_file
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
@@ -190,4 +190,4 @@ def spaces_of(env: str) -> tuple[Space, Space, str]:
         return found
     except Exception as error:  # making an environment runs user code, which may raise anything
         remedy = "; an import takes the id of a registered environment: gymnasium.register yours" if ":" in env else ""
-        raise ConfigError(f"env={env:.100} cannot be made: {' '.join(str(error).split())[:200]}{remedy}") from None
+        raise ConfigError(f"env={env:.100} cannot be made: {one_line(error)}{remedy}") from None

@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from rlframe.core import spaces as canonical
-from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.errors import ConfigError, ReadableError, one_line
 from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.evaluation.policy import GreedyPolicy
@@ -86,7 +86,7 @@ def trace(flat: FlatGreedy) -> ExportedProgram:
     except Exception as error:
         raise ExportError(
             f"{type(flat.greedy.agent).__name__} cannot be exported, perhaps because of its model.encoder: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            f"{type(error).__name__}: {one_line(error, 400)}"
         ) from error
 
 

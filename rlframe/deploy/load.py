@@ -16,7 +16,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.errors import ConfigError, SnapshotError, one_line
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.envs.make import NO_ENV, env_name
 from rlframe.evaluation.policy import Policy
@@ -121,7 +121,7 @@ def _agent_with(
         load_weights(own[0] if len(own) == 1 else agent, weights, source)  # one alone has its weights by their names
     except (ConfigError, ValueError) as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names every parameter
-        observations, actions = (" ".join(str(space).split())[:100] for space in (observation_space, action_space))
+        observations, actions = (one_line(space, 100) for space in (observation_space, action_space))
         raise ConfigError(
             f"{first} (env={experiment.env} has observations {observations} and actions {actions}; with env=, "
             f"env_kwargs=, model= and algo= the network must stay as it was trained)"

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.arguments import check_fields
-from rlframe.core.errors import ReadableError
+from rlframe.core.errors import ReadableError, one_line
 from rlframe.core.multi_agent import PolicyMap
 from rlframe.core.ranks import current_ranks
 from rlframe.core.reduction import reduction_of
@@ -76,8 +76,7 @@ class EnvError(ReadableError):
 
 def env_error(problem: str, remedy: str, **facts: Any) -> EnvError:
     """An EnvError whose message is the problem, the facts needed to reproduce it, and the remedy."""
-    texts = {name: " ".join(str(value).split()) for name, value in facts.items()}
-    listed = ", ".join(f"{name} {text[:200]}{'...' if len(text) > 200 else ''}" for name, text in texts.items())
+    listed = ", ".join(f"{name} {one_line(value)}" for name, value in facts.items())
     return EnvError(f"{problem} ({listed}); {remedy}")
 
 

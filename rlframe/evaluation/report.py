@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError, aligned, decimals, printable
+from rlframe.core.errors import ConfigError, aligned, decimals, pluralize, printable
 from rlframe.core.files import iter_csv, number_in, write_output
 from rlframe.core.types import Trajectory
 from rlframe.record.directory import finite
@@ -101,11 +101,9 @@ class Evaluation:
             for number, episode in enumerate(self.episodes)
         ]
         mean, std, low, high, length = self._numbers()
-        plural = "" if len(self.episodes) == 1 else "s"
-        texts.append(
-            f"{len(self.episodes)} episode{plural}: return {mean} +- {std} (min {low}, max {high}), length {length}"
-            + _by_policy(self.episodes)
-        )
+        n = pluralize(len(self.episodes), "episode")
+        whole = f"{n}: return {mean} +- {std} (min {low}, max {high}), length {length}"
+        texts.append(whole + _by_policy(self.episodes))
         return "\n".join(texts)
 
     def _numbers(self) -> list[str]:
