@@ -172,7 +172,7 @@ class ReplayBuffer(Generic[Batch]):
         if self._n == 1:
             return self._read_rows(0, drawn[0][1], weight)
         weights = weight.split([len(numbers) for _, numbers in drawn])
-        return self._joined([self._read(i, numbers, own) for (i, numbers), own in zip(drawn, weights, strict=True)])
+        return self.join([self._read(i, numbers, own) for (i, numbers), own in zip(drawn, weights, strict=True)])
 
     def sample_parts(self, n: int, n_parts: int, beta: float = 0.0) -> list[Batch]:
         """What `sample` returns, dealt in turn to parts of n / n_parts; raises ValueError if that is not whole."""
@@ -206,9 +206,6 @@ class ReplayBuffer(Generic[Batch]):
     def _read_rows(self, i: int, numbers: Array, weight: Tensor) -> Batch:
         return self._memory.delivered(self._readers[i].read(numbers, weight))
 
-    def _joined(self, parts: list[Batch]) -> Batch:
-        return parts[0] if len(parts) == 1 else self.join(parts)
-
     def _ones_of(self, n: int) -> Tensor:
         if len(self._ones) != n:
             self._ones = self._memory.send(np.ones(n, np.float32))
@@ -234,8 +231,8 @@ class ReplayBuffer(Generic[Batch]):
         return self._read(i, self._readers[i].from_index(index // self._n), self._ones_of(len(index)))
 
     def join(self, parts: list[Batch]) -> Batch:
-        """One batch of several."""
-        return self._readers[0].config.join(parts)
+        """One batch of all parts."""
+        return parts[0] if len(parts) == 1 else self._readers[0].config.join(parts)
 
     def layout(self, n: int) -> Batch:
         """A batch of n rows with the shapes and dtypes of a sample; its values mean nothing."""

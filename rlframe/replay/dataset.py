@@ -114,15 +114,12 @@ class MixedReplay(Generic[Batch]):
             return self._parts[0].sample(n, beta)
         asked = [(i, int(k)) for i, k in enumerate(self._counts(n)) if k]
         if not beta:
-            return self._joined([self._numbered(self._parts[i].sample(k), i) for i, k in asked])
+            return self._data[0].join([self._numbered(self._parts[i].sample(k), i) for i, k in asked])
         found = [(i, *self._parts[i].sample_with_probability(k)) for i, k in asked]
-        batch: Any = self._joined([self._numbered(batch, i) for i, batch, _ in found])
+        batch: Any = self._data[0].join([self._numbered(batch, i) for i, batch, _ in found])
         # Of each part (N P)^-β, which keeps its share; their common maximum is 1 (see Prioritized).
         weight = np.concatenate([self._parts[i].n_choices * probability for i, _, probability in found]) ** -beta
         return replace(batch, weight=batch.weight.new_tensor(weight / weight.max()))
-
-    def _joined(self, parts: list[Any]) -> Any:
-        return parts[0] if len(parts) == 1 else self._data[0].join(parts)
 
     def _counts(self, n: int) -> np.ndarray:
         """The rows of each part in a batch of n; on average its share, always to within a row."""
