@@ -180,14 +180,8 @@ def write_arrow(folder: Path, first: int, episodes: Sequence[Episode], kind: str
 
 def _table_of(episode: Episode, number: int) -> pa.Table:
     n = len(episode) + 1
-    columns = {
-        "episode_id": pa.array(np.full(n, number, np.int32)),
-        "observations": _encoded(episode.observation, n),
-        "actions": _encoded(episode.action, n),
-        "rewards": _encoded(episode.reward, n),
-        "terminations": _encoded(episode.terminated, n),
-        "truncations": _encoded(episode.truncated, n),
-    }
+    columns = {"episode_id": pa.array(np.full(n, number, np.int32))}
+    columns |= {name: _encoded(tree, n) for name, tree in episode.columns().items()}
     if episode.info:
         columns["infos"] = _encoded_infos(episode.info, n)
     return pa.table(columns)

@@ -42,6 +42,11 @@ class Episode:
         arrays = (self.observation, self.action, self.reward, dict(self.info))
         return sum(x.nbytes for x in leaves(arrays))
 
+    def columns(self) -> dict[str, Tree]:
+        """Its arrays, but the infos, by the names that Minari's files give them."""
+        ends = {"terminations": self.terminated, "truncations": self.truncated}
+        return {"observations": self.observation, "actions": self.action, "rewards": self.reward, **ends}
+
 
 def canonical_actions(space: Space, action: Tree) -> Tree:
     """Actions [T, ...] of an environment as agents see them (see core.spaces); the inverse of `action_decoder`."""

@@ -145,15 +145,7 @@ def write_hdf5(folder: Path, episodes: Iterator[Episode], compression: Mapping[s
         for n, episode in enumerate(episodes, 1):
             group = file.create_group(f"episode_{n - 1}")
             group.attrs.update({"id": n - 1, "total_steps": len(episode)})
-            columns = {
-                "observations": episode.observation,
-                "actions": episode.action,
-                "rewards": episode.reward,
-                "terminations": episode.terminated,
-                "truncations": episode.truncated,
-                "infos": dict(episode.info),
-            }
-            for key, tree in columns.items():
+            for key, tree in {**episode.columns(), "infos": dict(episode.info)}.items():
                 _write(group, key, tree, compression.get(key))
             n_steps += len(episode)
     return n, n_steps
