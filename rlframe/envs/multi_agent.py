@@ -29,12 +29,11 @@ from rlframe.core.multi_agent import (
 from rlframe.core.spaces import ACTION_MASK, check_action_space, check_observation_space, mask_parts, unbatch, zeros
 from rlframe.core.struct import Tree, leaves
 from rlframe.envs.base import reward_transform
-from rlframe.envs.observations import InvalidValue, check_mask, row_writer, rows_writer
+from rlframe.envs.observations import MOST, InvalidValue, check_mask, check_reward, row_writer, rows_writer
 from rlframe.envs.options import EnvOptions
 from rlframe.envs.pettingzoo import Extras, as_parallel, function_of, possible_agents
 
 _PROBED = 10  # episodes for which a function is asked which policies it gives an agent
-_MOST = float(np.finfo(np.float32).max)  # of rewards
 _FLAGS = (FIRST, TERMINATED, TRUNCATED, VALID)  # of a single step
 
 
@@ -291,7 +290,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
                     write([*map(observations.__getitem__, agents)])
             except (AttributeError, KeyError, TypeError, ValueError, InvalidValue):  # told agent by agent
                 return None
-            if got.shape != (len(agents),) or not got.dot(got) < _MOST:  # very large ones, too, one by one
+            if got.shape != (len(agents),) or not got.dot(got) < MOST:  # very large ones, too, one by one
                 return None
             if write is None:
                 for agent in agents:
@@ -341,10 +340,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         rows, policy, k = self._place[agent]
         if isinstance(reward, np.ndarray) and reward.size == 1:
             reward = reward.item()
-        if not isinstance(reward, int | float | np.number | np.bool_):
-            raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is {reward!r:.60}, not a number")
-        if not abs(float(reward)) < _MOST:
-            raise InvalidValue(f"the reward of agent {agent} (policy {policy}) is not finite: {reward}")
+        check_reward(reward, f" of agent {agent} (policy {policy})")
         rows[VALID][k], rows[TERMINATED][k], rows[TRUNCATED][k] = True, over, late and not over
         rows[REWARD][k] = reward
         self._returns[policy][k] += float(reward)

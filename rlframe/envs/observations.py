@@ -20,6 +20,7 @@ Warn = Callable[[str], None]  # of values that are converted
 INTERFACE = (
     "step must return observation, reward, terminated, truncated, info, and reset observation, info, as Gymnasium's do"
 )
+MOST = float(np.finfo(np.float32).max)  # of rewards
 
 
 class InvalidValue(Exception):
@@ -57,6 +58,14 @@ def check_info(info: Any) -> None:
     """Raise InvalidValue if an environment's info is not a dict."""
     if not isinstance(info, dict):
         raise InvalidValue(f"`info` is not a dict but {_kind(info)}; {INTERFACE}")
+
+
+def check_reward(reward: Any, of: str = "") -> None:
+    """Raise InvalidValue if a reward is no number that float32 holds; `of`: whose it is, for the message."""
+    if not isinstance(reward, int | float | np.bool_ | np.integer | np.floating):
+        raise InvalidValue(f"the reward{of} is not a real number but {reward!r:.60} of type {type(reward).__name__}")
+    if not abs(float(reward)) <= MOST:
+        raise InvalidValue(f"the reward{of} is not finite: {reward}")
 
 
 def row_writer(space: Space, warn: Warn, name: str = "the observation") -> Write:

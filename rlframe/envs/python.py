@@ -23,6 +23,7 @@ from rlframe.envs.observations import (
     batch_checker,
     check_info,
     check_mask,
+    check_reward,
     describe,
     external_cause,
     row_writer,
@@ -223,7 +224,8 @@ class PythonEnvs(Envs):
             try:
                 for name, values in (("reward", self._rewards), *self._flags):
                     values[index] = self._element(name, values[index])
-                self._check_reward(self._rewards[index])
+                check_reward(self._rewards[index])
+                self._reward_types.add(type(self._rewards[index]))
                 for name, values in self._flags:
                     _check_flag(name, values[index])
             except InvalidValue as invalid:
@@ -240,14 +242,6 @@ class PythonEnvs(Envs):
     def _warn(self, text: str) -> None:
         spec, inner = self._envs[0].spec, type(self._envs[0].unwrapped)
         warn_once(f"env={spec.id if spec else f'{inner.__module__}:{inner.__qualname__}'}: {text}")
-
-    def _check_reward(self, reward: Any) -> None:
-        if isinstance(reward, int | float | np.bool_ | np.integer | np.floating):
-            self._reward_types.add(type(reward))
-        else:
-            raise InvalidValue(f"the reward is not a real number but {reward!r} of type {type(reward).__name__}")
-        if not abs(float(reward)) <= np.finfo(np.float32).max:
-            raise InvalidValue(f"the reward is not finite: {reward}")
 
     def _check_values(self, out: EnvStep, actions: list[Any] | None) -> None:
         try:
