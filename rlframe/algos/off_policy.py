@@ -31,9 +31,9 @@ from rlframe.models import ModelConfig
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.q_network import QModel
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, make_replay, replay
+from rlframe.replay import NStep, Replay, ReplayConfig, Transitions, counters_of, is_stored, make_replay, replay
+from rlframe.replay.base import StoredReplay
 from rlframe.replay.buffer import Batch, ReaderConfig
-from rlframe.replay.kinds import counters_of, is_stored
 from rlframe.replay.select import PRIORITY_EPSILON
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules

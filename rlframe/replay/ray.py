@@ -88,10 +88,6 @@ class ShardedReplay(Generic[Batch]):
         """Number of valid rows stored, about, counted here; 0 while none can be sampled."""
         return int(self._rows.sum()) if self._mass.any() else 0
 
-    @property
-    def n_restarts(self) -> int:
-        return self.shards.restarts.n
-
     def append(self, samples: Samples) -> None:
         """Send each shard its rows. Raises ValueError of more streams than the replay was made for."""
         place = self._place_of(samples.stream)

@@ -245,7 +245,7 @@ def test_a_killed_shard_is_replaced_without_its_rows_and_the_others_go_on(
     rows, old = replay.n_rows, replay.sample(64)
     ray.kill(replay.shards.actors[1])
     batches = [replay.sample(64)]
-    while replay.n_restarts == 0:  # a shard answers until its process is gone
+    while replay.shards.restarts.n == 0:  # a shard answers until its process is gone
         batches.append(replay.sample(64))
     batches += [replay.sample(64) for _ in range(3)]  # those drawn ahead are the dead one's, too
     assert all(len(batch.return_) == 64 for batch in batches)
@@ -253,7 +253,7 @@ def test_a_killed_shard_is_replaced_without_its_rows_and_the_others_go_on(
         assert_of_history(batch, [history], 2, 0.5)
     assert set(batches[-1].index % 2) == {0}
     assert 0 < replay.n_rows < rows
-    assert replay.n_restarts == 1
+    assert replay.shards.restarts.n == 1
     replay.append(batch_of(history))  # nobody waits for the new one
     until(lambda: replay.shards.is_ready(1), 200.0)
     for _ in range(4):
