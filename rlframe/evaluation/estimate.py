@@ -99,7 +99,7 @@ class Report:
 
     def table(self) -> str:
         """A line for each method, one for the dataset's own episodes, and what they rest on."""
-        numbers = {each.method: (each.value, each.low, each.high) for each in self._all()}
+        numbers = {each.method: (each.value, each.low, each.high) for each in (*self.estimates, self.played)}
         largest = max((abs(x) for each in numbers.values() for x in each if math.isfinite(x)), default=1.0)
         decimals = 2 + max(0, -math.floor(math.log10(largest or 1.0)))
         shown = [(method, *(f"{x:.{decimals}f}" for x in each)) for method, each in numbers.items()]
@@ -107,9 +107,6 @@ class Report:
         return "\n".join(
             [*aligned(rows, "<>>>"), *self.notes(), *([f"warning: {self.warning}"] if self.warning else [])]
         )
-
-    def _all(self) -> tuple[Estimate, ...]:
-        return (*self.estimates, self.played)
 
     def notes(self) -> list[str]:
         """What the numbers rest on, a sentence each."""

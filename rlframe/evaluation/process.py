@@ -152,11 +152,12 @@ class EvaluatorProcess(BaseEvaluator):
             ConfigError, EnvError: the evaluator cannot be made.    WorkersFailed: too many processes died.
         """
         self.interval_steps = interval_steps
-        self._supervision = supervision or Supervision(name="evaluation")
+        supervision = supervision or Supervision(name="evaluation")
+        self._timeout_s = supervision.timeout_s
         self._parameters = parameters(agent)
         self._shared = make_shared_parameters(self._parameters)
         arguments = make, copy.deepcopy(agent).to("cpu"), str(next(agent.parameters()).device)
-        self._service = EvaluationService(arguments, tuple(cpus), self._supervision, self._shared)
+        self._service = EvaluationService(arguments, tuple(cpus), supervision, self._shared)
         self._waiting: list[Result] = []  # that `finished` has not returned yet
         self._checked_at = 0.0
         try:
@@ -221,10 +222,6 @@ class EvaluatorProcess(BaseEvaluator):
             restarts = metrics.get("eval/restarts", 0) + self._service.restarts.n
             return [(number, {**metrics, "eval/restarts": restarts})]
         return []
-
-    @property
-    def _timeout_s(self) -> float:
-        return self._supervision.timeout_s
 
     def _is_done(self) -> bool:
         waited_s, self._checked_at = time.monotonic() - self._checked_at, time.monotonic()

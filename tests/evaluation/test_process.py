@@ -124,7 +124,7 @@ def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture)
     env = EnvConfig(Stuck, {}, "python")
     agent = agent_for(Stuck().observation_space, Stuck().action_space)
     with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent, supervision()) as evaluator:
-        evaluator._supervision = supervision(1.0)  # once it has started
+        evaluator._timeout_s = 1.0  # once it has started
         evaluator.evaluate(0)
         assert evaluator.finished(wait=True) == []
         assert "made no progress for 1 s" in caplog.text
