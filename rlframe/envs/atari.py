@@ -154,15 +154,7 @@ class AtariEnvs(Envs):
             problem = f"{self.backend} raised {type(error).__name__}: {error}"
             raise env_error(problem, "try env_backend=python", seeds=self._seeds, actions=actions) from error
         self._write(out)
-        out.raw_reward[...] = reward
-        out.reward[...] = out.raw_reward
-        if self.transform is not None:
-            self.transform(out.raw_reward, out.reward)
-        out.terminated[...] = terminated
-        out.truncated[...] = truncated
-        np.logical_or(terminated, truncated, out=out.ended)
-        out.first[...] = self._ended
-        np.logical_not(self._ended, out=out.valid)
+        self.write_outcome(out, reward, terminated, truncated, self._ended)
         if self._episodic_life:
             self._write_lost_lives(info["lives"], out)
         self._ended[:] = out.ended

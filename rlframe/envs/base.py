@@ -105,6 +105,18 @@ class Envs(ABC):
         Raises EnvError if an environment raised, or returned NaN, Inf, a wrong shape or a wrong dtype.
         """
 
+    def write_outcome(self, out: EnvStep, reward: Any, terminated: Any, truncated: Any, was_reset: np.ndarray) -> None:
+        """Write what a step gave [n], but its observation; `was_reset`: whether it was the reset."""
+        out.raw_reward[...] = reward
+        out.reward[...] = out.raw_reward
+        if self.transform is not None:
+            self.transform(out.raw_reward, out.reward)
+        out.terminated[...] = terminated
+        out.truncated[...] = truncated
+        np.logical_or(out.terminated, out.truncated, out=out.ended)
+        out.first[...] = was_reset
+        np.logical_not(was_reset, out=out.valid)
+
     can_wait = False  # whether it has `hold`
     time_limit = 0  # env steps of the longest episode; 0: not known
     restarts = 0  # times that each environment which raises is made again

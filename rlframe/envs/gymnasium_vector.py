@@ -98,28 +98,19 @@ class NativeEnvs(Envs):
             check_info(infos)
             self._write(out.observation, observation)
             self._check(out.observation)
-            out.raw_reward[...] = reward
+            self.write_outcome(out, reward, terminated, truncated, self._ended)
             if self._mask_parts:
-                ends = np.logical_or(terminated, truncated)
-                check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, ends)
+                check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, out.ended)
             if not np.isfinite(out.raw_reward).all():
                 raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.raw_reward))))
         except ENV_ERRORS as error:
             raise self._error(error, actions) from external_cause(error)
-        out.reward[...] = out.raw_reward
-        if self.transform is not None:
-            self.transform(out.raw_reward, out.reward)
-        out.terminated[...] = terminated
-        out.truncated[...] = truncated
-        self._write_ends(out, actions)
+        self._follow_ends(out, actions)
         if infos:
             self._means.add(infos, out.valid)
 
-    def _write_ends(self, out: EnvStep, actions: Tree) -> None:
-        out.first[...] = self._ended
-        np.logical_not(self._ended, out=out.valid)
+    def _follow_ends(self, out: EnvStep, actions: Tree) -> None:
         self._elapsed += 1
-        np.logical_or(out.terminated, out.truncated, out=out.ended)
         if self._ended.any():
             self._elapsed[self._ended] = 0
             self._means.clear(self._ended)

@@ -156,24 +156,17 @@ class PythonEnvs(Envs):
         self._write_flags(out)
         if self._waiting or self.restarted:
             self._write_special(out)
-        if self.transform is not None:
-            self.transform(out.raw_reward, out.reward)
         self._check_values(out, actions)
 
     def _write_flags(self, out: EnvStep) -> None:
         if self.n == 1:
             self._write_flags_of_one(out)
             return
-        out.first[...] = self._ended_rows
-        np.logical_not(self._ended_rows, out=out.valid)
-        out.raw_reward[...] = self._rewards
-        out.reward[...] = out.raw_reward
-        out.terminated[...] = self._terminated
         self._elapsed += 1
         np.greater_equal(self._elapsed, self._time_limit, out=self._timed_out)
-        np.logical_or(self._truncated, self._timed_out, out=out.truncated)
-        np.logical_or(out.terminated, out.truncated, out=self._ended_rows)
-        out.ended[...] = self._ended_rows
+        np.logical_or(self._truncated, self._timed_out, out=self._timed_out)
+        self.write_outcome(out, self._rewards, self._terminated, self._timed_out, self._ended_rows)
+        self._ended_rows[:] = out.ended
         self._ended = self._ended_rows.tolist()
 
     def _write_flags_of_one(self, out: EnvStep) -> None:
@@ -181,6 +174,8 @@ class PythonEnvs(Envs):
         first, terminated = self._ended[0], bool(self._terminated[0])
         out.first[0], out.valid[0], out.terminated[0] = first, not first, terminated
         out.raw_reward[0] = out.reward[0] = self._rewards[0]
+        if self.transform is not None:
+            self.transform(out.raw_reward, out.reward)
         elapsed = self._elapsed[0] = int(self._elapsed[0]) + 1
         truncated = out.truncated[0] = bool(self._truncated[0]) or elapsed >= int(self._time_limit[0])
         self._ended[0] = self._ended_rows[0] = out.ended[0] = terminated or truncated
