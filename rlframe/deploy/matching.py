@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from itertools import combinations
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues
@@ -63,7 +64,7 @@ def play_runs(names: Sequence[str], words: KeyValues) -> int:
     first = next(iter(runs.values()))
     players = [_player(name, runs, explore) for name in names]
     with env_vars_set(first.experiment.env_vars), closing(Table(first.env)) as table:
-        pairs = matches.play_all(table, players, n_episodes, seed)
+        pairs = [table.play(*two, n_episodes, seed) for two in combinations(players, 2)]
     print(matches.lines(pairs))
     if out:
         _write(Path(out), pairs)

@@ -253,11 +253,6 @@ def _several(env: gymnasium.Env, name: str) -> MultiAgentEnv:
     return found
 
 
-def play_all(table: Table, players: Sequence[Player], n_games: int, seed: int) -> list[Pair]:
-    """All pairs of players."""
-    return [table.play(first, second, n_games, seed) for k, first in enumerate(players) for second in players[k + 1 :]]
-
-
 def ratings(pairs: Sequence[Pair]) -> dict[str, tuple[float, float]]:
     """Elo and score of each player over all its games, the strongest first."""
     names = list(dict.fromkeys(name for pair in pairs for name in (pair.first, pair.second)))
