@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import replace_file
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
-from rlframe.data.writing import DatasetWriter, NewDataset, check_free, metadata_of, size_in_mb
+from rlframe.data.writing import DatasetWriter, NewDataset, check_free, id_of, metadata_of, size_in_mb
 
 _KEPT = ("env_spec", "algorithm_name", "author", "author_email", "code_permalink", *SCORE_KEYS)
 _BARS, _WIDTH = 10, 40  # of a histogram
@@ -41,17 +42,16 @@ def write(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
     check_free(new.name)
     to = locate(new.name)
     hidden = to.with_name(f".{to.name}.new")
+    new = replace(new, name=str(hidden), facts={**new.facts, "dataset_id": id_of(new.name)})
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         if new.format == "hdf5":
-            n, n_steps = _write_hdf5(replace(new, name=str(hidden)), episodes)
+            n, n_steps = _write_hdf5(new, episodes)
         else:
-            with DatasetWriter(replace(new, name=str(hidden))) as writer:
+            with DatasetWriter(new) as writer:
                 for episode in episodes:
                     writer.put(episode)
             n, n_steps = writer.n_episodes, writer.n_steps
-        path, own_id = hidden / DATA / METADATA, to.name if new.name.startswith(("/", ".", "~")) else new.name
-        replace_file(path, json.dumps({**json.loads(path.read_text()), "dataset_id": own_id}))
         os.replace(hidden, to)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -101,13 +101,9 @@ def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Callable[[], It
             f"fraction={fraction:g} of {dataset.n_episodes} episodes leaves one part empty; use one between "
             f"{1 / max(2, dataset.n_episodes):.2g} and {1 - 1 / max(2, dataset.n_episodes):.2g}"
         )
-    chosen = set(np.random.default_rng(seed).permutation(dataset.n_episodes)[:n].tolist())
-    parts = [[i in chosen for i in range(dataset.n_episodes)], [i not in chosen for i in range(dataset.n_episodes)]]
-    return tuple(_part(dataset, kept) for kept in parts)
-
-
-def _part(dataset: Dataset, kept: list[bool]) -> Callable[[], Iterator[Episode]]:
-    return lambda: (episode for episode, keep in zip(dataset.episodes(), kept, strict=True) if keep)
+    chosen = np.zeros(dataset.n_episodes, bool)
+    chosen[np.random.default_rng(seed).permutation(dataset.n_episodes)[:n]] = True
+    return tuple(lambda part=part: compress(dataset.episodes(), part) for part in (chosen, ~chosen))
 
 
 @dataclass(frozen=True)

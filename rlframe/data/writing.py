@@ -92,11 +92,15 @@ def size_in_mb(folder: Path) -> float:
     return round(size / 1e6, 1)
 
 
+def id_of(name: str) -> str:
+    """What the dataset of a name, see `locate`, calls itself."""
+    return locate(name).name if name.startswith(("/", ".", "~")) else name
+
+
 def metadata_of(new: NewDataset, n_episodes: int, n_steps: int, size: float = 0.0) -> dict[str, Any]:
     """The content of a metadata.json; `size` in MB, 0 while it grows."""
-    is_path = new.name.startswith(("/", ".", "~"))
     return {
-        "dataset_id": Path(new.name).name if is_path else new.name,
+        "dataset_id": id_of(new.name),
         "total_episodes": n_episodes,
         "total_steps": n_steps,
         "data_format": new.format,
