@@ -174,7 +174,7 @@ class Callbacks:
         """Call a hook of every callback that overrides it.
 
         Raises:
-            CallbackError: a callback raised an exception.
+            PartError: a callback raised an exception.
         """
         for callback in self._by_hook[hook]:
             _call(callback, hook, *arguments)
