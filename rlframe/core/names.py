@@ -49,7 +49,7 @@ def find_attribute(name: str, key: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{at}{error}") from error.__cause__
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{at}{error}; write {form}") from None
+        raise ConfigError(f"{at}{error}; write {form}") from error
     found = vars(module)
     if attribute not in found and "__getattr__" in found:
         with suppress(AttributeError):

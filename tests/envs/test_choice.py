@@ -101,6 +101,15 @@ def test_an_id_of_a_missing_package_is_an_error_with_what_to_install(
     assert message == f'env={id_} needs a package that is not installed: pip install "rlframe[{extra}]"'
 
 
+@pytest.mark.parametrize("name", ["AtariEnv", "ALE/Pong-v5"])
+def test_a_module_of_a_missing_package_is_an_error_with_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert refused(f"ale_py:{name}").endswith('needs a package that is not installed: pip install "rlframe[atari]"')
+
+
 @pytest.mark.parametrize("id_", ["CartPol-v1", "CartPole-v7", "CartPole"])
 def test_an_unknown_id_is_an_error_with_the_nearest_id(id_: str) -> None:
     message = refused(id_)
