@@ -48,9 +48,10 @@ def write(new: NewDataset, episodes: Iterable[Episode]) -> tuple[int, int]:
         if new.format == "hdf5":
             n, n_steps = _write_hdf5(new, episodes)
         else:
-            with DatasetWriter(new) as writer:
-                for episode in episodes:
-                    writer.put(episode)
+            writer = DatasetWriter(new)
+            for episode in episodes:
+                writer.put(episode)
+            writer.close()  # not after an error: what is left may be what cannot be written
             n, n_steps = writer.n_episodes, writer.n_steps
         os.replace(hidden, to)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlframe import launch
-from rlframe.data import NewDataset, open_dataset
+from rlframe.data import Episode, NewDataset, open_dataset
 from rlframe.data import __main__ as data
 from rlframe.data.episodes import SAMPLED_ACTION
 from rlframe.data.tools import write
@@ -169,3 +170,17 @@ def test_a_dry_run_from_data_has_no_batch_of_a_sampler(root: Path, capsys: pytes
     printed = capsys.readouterr().out
     assert "main          learns on cpu, 1 torch thread; rows of the dataset\n" in printed
     assert printed.rstrip().endswith(", without the dataset")
+
+
+def test_an_error_in_making_episodes_is_the_one_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    def made() -> Iterator[Episode]:
+        yield from episodes([3], *CARTPOLE)
+        raise ValueError("the next one is damaged")
+
+    monkeypatch.setattr("rlframe.data.arrow.write_arrow", full)
+    with pytest.raises(ValueError, match="damaged"):
+        write(NewDataset(f"{tmp_path}/new-v0", *CARTPOLE), made())
+    assert not list(tmp_path.iterdir())
