@@ -72,8 +72,8 @@ def check_episodes(episodes: Sequence[Episode], observation_space: Space, action
         try:
             if not len(episode) or episode.terminated[:-1].any() or episode.truncated[:-1].any():
                 raise ValueError("it has no step, or ends before its last step; remove it, or divide it into episodes")
-            given = replace(episode, action=shifted(action_space, episode.action, 1))  # as environments take them
-            check_episode(given, (observation_space, action_space))
+            as_given = shifted(action_space, episode.action, 1)  # as environments take them
+            check_episode(replace(episode, action=as_given, info={}), (observation_space, action_space))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"episode {number} of the dataset does not fit: {one_line(error, 300)} (classes count from 0)"

@@ -219,6 +219,13 @@ def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
         target_policy(noisy, BOX, NUMBER)
 
 
+def test_infos_that_estimates_do_not_use_may_be_anything() -> None:
+    plain = walk(20, 0)
+    log_prob = [each.info["log_prob"].tolist() for each in plain]
+    told = [replace(each, info={"log_prob": x, "note": "anything"}) for each, x in zip(plain, log_prob, strict=True)]
+    assert estimate(right(), told, 0.9, ["wis"]) == estimate(right(), plain, 0.9, ["wis"])
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(12345.678, "12345.68"), (0.2214, "0.221"), (0.00022149, "0.000221"), (0.0, "0.00")]
 )
