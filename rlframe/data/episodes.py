@@ -164,23 +164,29 @@ def as_batches(
         state: example [1, ...] of the agent's initial state, which every batch has.
         whole: the last one has T rows too, absent ones at its end.
         sampled: actions before they were clipped, where those were recorded, and not as environments executed them.
-        n_absent: absent rows at the end of the last one, if it is not whole.
+        n_absent: absent rows after those, a multiple of T if the last one is whole.
     """
     parts: list[_Rows] = []
     n = start = 0
-    for episode in episodes:
-        parts.append(_rows_of(episode, action_space, sampled))
-        n += len(parts[-1])
-        if n <= T:  # the row after a batch is needed too
-            continue
+
+    def cut() -> Iterator[Samples]:
+        nonlocal parts, n, start
         rows: _Rows = _stacked(parts)
-        while len(rows) > T:
+        while len(rows) > T:  # the row after a batch is needed too
             yield _batch(rows[:T], rows[T : T + 1], state, start)
             start, rows = start + T, rows[T:]
         parts, n = [rows], len(rows)
+
+    for episode in episodes:
+        parts.append(_rows_of(episode, action_space, sampled))
+        n += len(parts[-1])
+        if n > T:
+            yield from cut()
     if n:
         last = replace(parts[-1][-1:], first=np.zeros(1, np.bool_))
-        yield _batch(_stacked([*parts, *[last] * (T - n if whole else n_absent)]), last, state, start)
+        parts += [last] * ((T - n) * whole + n_absent)
+        yield from cut()
+        yield _batch(parts[0], last, state, start)
 
 
 def _batch(rows: _Rows, after: _Rows, state: Tree, start: int) -> Samples:

@@ -66,8 +66,11 @@ class ReaderConfig(ABC, Generic[Batch]):
         """Time steps of each batch in which recorded rows are stored, for a sampler's of T; 0: they may be any."""
         return 0
 
-    def n_absent(self) -> int:
-        """Absent rows that are stored after recorded ones, so that the last of those can be sampled too."""
+    def n_absent(self, T: int) -> int:
+        """Absent rows that are stored after batches [T] of recorded ones, so that the last can be sampled too.
+
+        A multiple of T if `data_T` says what T is.
+        """
         return 0
 
     def made_with(self) -> dict[str, Any]:

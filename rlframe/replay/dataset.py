@@ -202,7 +202,8 @@ def _filled_as(
         raise ConfigError(f"the dataset {dataset.path} has no episodes")
     fixed = spec.reader.data_T(spec.batch_spec.T)
     T = fixed or _CHUNK
-    n_rows = dataset.n_steps + dataset.n_episodes
+    n_absent = spec.reader.n_absent(T)
+    n_rows = dataset.n_steps + dataset.n_episodes + n_absent
     state = map_tree(lambda x: x[:1], spec.state)
     config: ReplayConfig = kind(size=-(-n_rows // T) * T + max(T, _ROOM))
     try:
@@ -216,7 +217,6 @@ def _filled_as(
     assert isinstance(buffer, ReplayBuffer)
     found, kept = Digest(), Digest()  # before and after the transform
     episodes = kept.follow(transformed(found.follow(dataset.episodes()), transform))
-    n_absent = spec.reader.n_absent()
     for batch in as_batches(episodes, dataset.action_space, T, state, fixed > 0, spec.sampled, n_absent):
         if max(found.n_steps, kept.n_steps) > dataset.n_steps:
             break

@@ -92,7 +92,7 @@ class NStep(TransitionConfig):
         if not 0 <= self.discount <= 1 or not 1 <= self.n <= 255:
             raise ValueError(f"discount={self.discount} must be from 0 to 1, and n={self.n} from 1 to 255")
 
-    def n_absent(self) -> int:
+    def n_absent(self, T: int) -> int:
         return max(0, self.n - 2)  # with the last observation n - 1
 
     def made_with(self) -> dict[str, Any]:

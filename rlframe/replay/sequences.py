@@ -47,6 +47,9 @@ class FixedSequence(ReaderConfig[Sequences]):
         """
         return self.interval or (min(T, self.length) if T > 1 else self.length)
 
+    def n_absent(self, T: int) -> int:
+        return (self.length - 1) // T * T  # a sequence that starts at the last batch reaches over so many at most
+
     def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Sequences]:
         return SequenceReader(storage, self, T, state)
 

@@ -80,11 +80,11 @@ def test_the_last_rows_of_data_are_sampled_too_by_their_returns_to_the_end(tmp_p
         assert bootstrap == pytest.approx(0.9**n if t + n < 4 else 0)
 
 
-@pytest.mark.parametrize("T", [1, 2, 12])
-def test_every_row_of_data_is_in_a_sequence_whatever_the_batches_of_the_sampler(tmp_path: Path, T: int) -> None:
+@pytest.mark.parametrize(("T", "of"), [(1, [4]), (2, [4]), (12, [4]), (8, [20]), (16, [20]), (8, [30]), (4, [12, 8])])
+def test_every_row_of_data_is_in_a_sequence_whatever_T_of_the_sampler(tmp_path: Path, T: int, of: Any) -> None:
     (given,) = episodes([21], *CARTPOLE)
     config, spec = OfDatasets(path=stored(tmp_path, [given], *CARTPOLE)), BatchSpec(T, 1)
-    made: Any = make_replay(config, *CARTPOLE, spec, FixedSequence(4), state=np.zeros((1, 1), np.float32))
+    made: Any = make_replay(config, *CARTPOLE, spec, FixedSequence(*of), state=np.zeros((1, 1), np.float32))
     found = made.sample(200)
     seen = {row.tobytes() for row in found.inputs.observation[:-1][found.valid].numpy()}
     assert seen == {row.tobytes() for row in given.observation[:-1]}
