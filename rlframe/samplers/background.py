@@ -202,11 +202,10 @@ class BackgroundSampler(SourceAhead):
         self._finished: list[Trajectory] = []
         self._counters: dict[str, float] = {}  # of the sampler in the process
         self._previous_restarts = 0.0  # of workers of earlier processes
-        self._busy_s, self._counted_at = 0.0, time.monotonic()
+        self._busy_s, self._counted_at, self._started = 0.0, time.monotonic(), False
         self._noise = spawned(
             generators(process.seed, Role.NOISE, spec.B, process.place[0] * spec.B)
         )  # never drawn from
-        self._started = False
         process.assign(agent, device, (self.ring.memory, self.shared_parameters))
         self.backend = f"{process.backend}, in a background process"
 
@@ -215,7 +214,6 @@ class BackgroundSampler(SourceAhead):
         return self.ring.n_ready
 
     def wait(self) -> bool:
-        self._pinned.synchronize()
         self.start()
         try:
             return self.ring.wait(self._timeout_s)
@@ -250,15 +248,17 @@ class BackgroundSampler(SourceAhead):
         """Replace the process if it has died, or hangs, which so many more seconds count for; raises as `collect`."""
         if self._started and not self.ring.n_ready:
             try:
-                self.process.child.check(waited_s, self._timeout_s)
+                self.process.child.check(0.0 if self.ring.is_full else waited_s, self._timeout_s)
             except ChildDied as death:
                 self._replace(death)
 
     def start(self) -> None:
-        """Let the process collect, if it does not yet; the first `collect` does it."""
+        """Let the process collect, also into the slot of the newest batch; the first `collect` does it."""
+        self._pinned.synchronize()
         if not self._started:
             self._started = True
             self.ring.start(self.process.child)
+        self.ring.free()
 
     def _replace(self, death: ChildDied) -> None:
         self._previous_restarts += self._counters.pop("sampler/restarts", 0.0)

@@ -44,14 +44,23 @@ class BatchRing:
         """Filled slots that `get` has not returned yet."""
         return int(self._filled[0]) - self._taken
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the child has no slot to fill."""
+        return self.n_ready + self._holds >= len(self.slots)
+
+    def free(self) -> None:
+        """Let the child fill the slot of `get`."""
+        if self._holds:
+            self._holds = False
+            self._child.queue_command(FILL)
+
     def wait(self, timeout_s: float) -> bool:
         """Wait up to SLICE_S seconds for a filled slot, and return whether there is one; frees the slot of `get`.
 
         Raises as `ChildProcess.check` with this timeout, once all filled slots are read.
         """
-        if self._holds:
-            self._holds = False
-            self._child.queue_command(FILL)
+        self.free()
         if not self._waited:
             self._waited = self._child.wait(SLICE_S) or self._child.check(SLICE_S, timeout_s)
         return self._waited

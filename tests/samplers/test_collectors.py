@@ -37,14 +37,14 @@ def uneven(env_index: int, pace_s: float = 0.2) -> Coded:
 
 @contextmanager
 def collectors(
-    n: int = 2, env: Any = Coded, kwargs: Any = None, config: Any = SERIAL, timeout_s: float = 90.0
+    n: int = 2, env: Any = Coded, kwargs: Any = None, config: Any = SERIAL, timeout_s: float = 90.0, n_slots: int = 2
 ) -> Iterator[tuple[Collectors, PolicyAgent]]:
     """Of four environments, whose processes must all have ended at the end."""
     watched = Supervision(timeout_s, 9, name="sampler")
     processes = CollectorProcesses(config, EnvConfig(env, kwargs or {}, "python"), 3, n, supervision=watched)
     try:
         agent = agent_for(processes.observation_space, processes.action_space, 0)
-        sampler = Collectors(processes, agent)
+        sampler = Collectors(processes, agent, n_slots)
         yield sampler, agent
         sampler.close()
     finally:
@@ -147,6 +147,17 @@ def test_one_that_hangs_is_replaced_though_others_have_batches(caplog: pytest.Lo
             assert time.monotonic() - start < 60.0
         assert {batch.stream for batch in in_turn(sampler, 4)} == {0, 1}
     assert "made no progress for 3 s and was killed" in caplog.text
+
+
+def test_with_one_slot_each_goes_on_and_none_counts_as_hung_while_its_batch_is_learned_from() -> None:
+    with collectors(timeout_s=3.0, n_slots=1) as (sampler, _):
+        assert {batch.stream for batch in batches(sampler, 6)} == {0, 1}
+        until(lambda: sampler.n_ready > 0)  # the other has no slot before the next batch is waited for
+        for _ in range(12):  # long updates
+            sampler.check()
+            sampler._watched_at -= 1.0
+        batches(sampler, 4)
+        assert not sampler.counters()["sampler/restarts"]
 
 
 def test_the_time_of_long_updates_counts_for_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
