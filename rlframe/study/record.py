@@ -6,8 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,7 @@ class StudyRecord:
             on_error.callback(self._lock.close)
             self._path, self._runs = directory / FILE, list(runs)
             saved = read_record(directory) if self._path.exists() else {}
+            self._before = self._path.read_text(encoding="utf-8") if saved else ""
             self._facts = {**facts, "sessions": [*saved.get("sessions", []), session()]}
             entries, planned = {entry["name"]: entry for entry in saved.get("runs", [])}, {run.name for run in runs}
             self.dropped = [name for name, entry in entries.items() if name not in planned and _never_started(entry)]
@@ -184,6 +185,16 @@ class StudyRecord:
         head = json.dumps({"format": _FORMAT, **self._facts}, indent=2).removesuffix("\n}")
         lines = ",\n    ".join(json.dumps(entry) for entry in self._entries.values())
         replace_file(self._path, f'{head},\n  "runs": [\n    {lines}\n  ]\n}}\n')
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Give a study that continues the file that it had if the block raises."""
+        try:
+            yield
+        except BaseException:
+            if self._before:
+                replace_file(self._path, self._before)
+            raise
 
     def close(self) -> None:
         """Release the lock."""

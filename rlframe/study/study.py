@@ -71,7 +71,12 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
         Interrupted: a signal stopped the queue; its runs have written their snapshots.
     """
     with stop_request() as stop, closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
-        search = Search(study.search, study.directory, study.make_runs) if study.search and study.make_runs else None
+        search, population = None, None
+        with record.unchanged_on_error():  # of a command that does not continue the study, so that another can
+            if study.search and study.make_runs:
+                search = Search(study.search, study.directory, study.make_runs)
+            if study.population is not None:
+                population = Population(study.population, study.directory, study.runs, record.statuses)
         if search is not None:
             study = replace(study, runs=tuple(search.started()))
             record.add(study.runs)
@@ -85,8 +90,7 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
             print(line)
         print(describe_slots(slots), flush=True)
         best: Callable[[], str] = search.describe_best if search is not None else str
-        if study.population is not None:
-            population = Population(study.population, study.directory, study.runs, record.statuses)
+        if population is not None:
             runs, signum = _run_intervals(population, slots, record, options, stop)
             best = population.describe_best
         else:

@@ -20,7 +20,7 @@ from rlframe.launch import main
 from rlframe.study import sweep
 from rlframe.study.plan import PlannedRun, make_slots
 from rlframe.study.queue import QueueOptions
-from rlframe.study.record import DONE, FAILED, WAITING, Status
+from rlframe.study.record import DONE, FAILED, WAITING, Status, StudyRecord
 from rlframe.study.search import Search, SearchPlan
 from rlframe.study.search_space import check_examples, read_domain
 from rlframe.study.study import Study, execute
@@ -116,6 +116,17 @@ def test_a_search_goes_on_with_the_trials_that_it_had(tmp_path: Path) -> None:
         search_in(tmp_path, SearchPlan.read({"search.x": "uniform(0,2)"}, [0]))
     with pytest.raises(ConfigError, match=r"a search of other seeds, \[0, 1\]; use another log_dir"):
         search_in(tmp_path, plan_of((0, 1, 2), n_runs="3"))  # whose scores would be those of two seeds and of three
+
+
+def test_a_command_that_a_search_refuses_leaves_the_study_as_it_was(tmp_path: Path) -> None:
+    StudyRecord(tmp_path, (), {"command": ["repeats=1"]}).close()
+    search_in(tmp_path, plan_of((0,)))
+    file = tmp_path / "experiment.json"
+    before = file.read_text()
+    study = Study(tmp_path, (), {"command": ["repeats=2"]}, "", plan_of((0, 1)), lambda *_: [])
+    with pytest.raises(ConfigError, match="a search of other seeds"):
+        execute(study, make_slots("none", read_topology(), 1, False), QueueOptions())
+    assert file.read_text() == before, "resume= repeats the command that is there"
 
 
 def test_a_search_killed_at_any_line_of_its_journal_goes_on_with_whole_trials(tmp_path: Path) -> None:
