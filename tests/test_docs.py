@@ -35,6 +35,7 @@ from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
 from rlframe.system import cluster
+from rlframe.system.machine import n_cpus
 from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.fork_server import run_python
 from tests.tables import read_csv
@@ -184,8 +185,10 @@ def test_launch_commands_make_a_configuration(
             continue
         if not list(tmp_path.glob("*.*")):  # it needs no file of this page
             checked.add(frozenset(words))
+        shared = ["affinity=none"] if n_cpus() == 1 and not any(word.startswith("affinity=") for word in words) else []
         with datasets_of(words, tmp_path):
-            assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
+            given = [*dict.fromkeys([*words, *shared, "dry_run=true"])]
+            assert launch.main(given) == 0, (words, capsys.readouterr().err)
     for file in tmp_path.glob("*.py"):
         sys.modules.pop(file.stem, None)
 
