@@ -253,12 +253,12 @@ class BackgroundSampler(SourceAhead):
                 self._replace(death)
 
     def start(self) -> None:
-        """Let the process collect, also into the slot of the newest batch; the first `collect` does it."""
+        """Let the process collect, and go on if it has a single slot; the first `collect` does it."""
         self._pinned.synchronize()
         if not self._started:
             self._started = True
             self.ring.start(self.process.child)
-        self.ring.free()
+        self.ring.free_only()
 
     def _replace(self, death: ChildDied) -> None:
         self._previous_restarts += self._counters.pop("sampler/restarts", 0.0)

@@ -55,6 +55,11 @@ class BatchRing:
             self._holds = False
             self._child.queue_command(FILL)
 
+    def free_only(self) -> None:
+        """The same, if there is no other: the child would stand still, and with others it would be further ahead."""
+        if len(self.slots) == 1:
+            self.free()
+
     def wait(self, timeout_s: float) -> bool:
         """Wait up to SLICE_S seconds for a filled slot, and return whether there is one; frees the slot of `get`.
 
