@@ -11,6 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.core.errors import ConfigError, one_line, pluralize
+from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, map_tree
 from rlframe.data.episodes import Episode, sampled_actions, shifted
 from rlframe.data.reading import check_episode, check_spaces, open_dataset
@@ -68,6 +69,8 @@ def check_episodes(episodes: Sequence[Episode], observation_space: Space, action
     """Raise ConfigError if episodes are too few, or one is empty, not finite, not whole or not of the spaces."""
     if len(episodes) < 2:
         raise ConfigError(f"the dataset has {pluralize(len(episodes), 'episode')}, and an interval needs at least 2")
+    starts = any(np.any(getattr(part, "start", 0)) for _, part in action_parts(action_space))
+    hint = "; classes are given from 0 here, and the space counts from its start" if starts else ""
     for number, episode in enumerate(episodes):
         try:
             if not len(episode) or episode.terminated[:-1].any() or episode.truncated[:-1].any():
@@ -75,9 +78,7 @@ def check_episodes(episodes: Sequence[Episode], observation_space: Space, action
             as_given = shifted(action_space, episode.action, 1)  # as environments take them
             check_episode(replace(episode, action=as_given, info={}), (observation_space, action_space))
         except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"episode {number} of the dataset does not fit: {one_line(error, 300)} (classes count from 0)"
-            ) from None
+            raise ConfigError(f"episode {number} of the dataset does not fit: {one_line(error, 300)}{hint}") from None
 
 
 def rows_of(episodes: Sequence[Episode], time_limit: int) -> EpisodeRows:

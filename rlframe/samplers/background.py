@@ -258,7 +258,7 @@ class BackgroundSampler(SourceAhead):
         if not self._started:
             self._started = True
             self.ring.start(self.process.child)
-        self.ring.free_only()
+        self.ring.free_if_single()
 
     def _replace(self, death: ChildDied) -> None:
         self._previous_restarts += self._counters.pop("sampler/restarts", 0.0)

@@ -55,7 +55,7 @@ class BatchRing:
             self._holds = False
             self._child.queue_command(FILL)
 
-    def free_only(self) -> None:
+    def free_if_single(self) -> None:
         """The same, if there is no other: the child would stand still, and with others it would be further ahead."""
         if len(self.slots) == 1:
             self.free()

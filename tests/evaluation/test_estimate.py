@@ -20,6 +20,7 @@ from rlframe.critics import ExpectedValue
 from rlframe.data.episodes import Episode
 from rlframe.distributions import Categorical, DiagonalGaussian
 from rlframe.evaluation.cloning import CloneConfig
+from rlframe.evaluation.episode_rows import check_episodes
 from rlframe.evaluation.estimate import METHODS, Estimate, EstimateConfig, Report, estimate
 from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.fitted_q import FittedQConfig
@@ -210,7 +211,10 @@ def test_what_cannot_be_estimated_is_an_error_with_the_remedy() -> None:
     wide = replace(episodes[0], action=episodes[0].action[:, None])
     assert "action has the shape" in message(right(), [episodes[1], wide], 0.9, ["is"])
     other = replace(episodes[0], action=episodes[0].action + 2)
-    assert "classes count from 0" in message(right(), [episodes[1], other], 0.9, ["is"])
+    assert "action goes from 2 to" in (said := message(right(), [episodes[1], other], 0.9, ["is"]))
+    assert "given from 0" not in said
+    with pytest.raises(ConfigError, match=r"action goes from 3 to \d, and .*; classes are given from 0 here"):
+        check_episodes([other, other], STATES, spaces.Discrete(2, start=1))
     long = next(each for each in walk(9, 0) if len(each.reward) > 1)
     early = replace(long, terminated=np.ones(len(long.reward), bool))
     assert "ends before its last step" in message(right(), [long, early], 0.9, ["is"])
