@@ -57,7 +57,8 @@ class Samples(Struct):
 
     So an episode is reset where `~valid[t] & first[t+1]`. Other rows that are not valid are absent: nobody acted there
     (a dead agent, an environment that waits), and everything is learned as if they did not exist. They should repeat
-    the observation of the row before, from which the end of a batch bootstraps.
+    the observation of the row before, from which the end of a batch bootstraps. An environment that waits where `first`
+    is set repeats that too, so row t+1 equals row t there, and is no reset.
     """
 
     inputs: AgentInputs  # [T+1, B]; row T is the first row of the next batch: bootstrap from it

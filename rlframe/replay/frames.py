@@ -115,8 +115,8 @@ class Frames(ObservationStorage):
     def append(self, time: int, rows: Array, valid: Array, first: Array) -> None:
         (T, B), n = valid.shape, self._n
         stacks = as_numpy(rows).reshape(T + 1, B, n, *self._frame)
-        acted, starts = as_numpy(valid), as_numpy(first)[1:]
-        reset, absent = ~acted & starts, ~acted & ~starts
+        acted = as_numpy(valid)
+        reset, absent = _resets(stacks, acted, as_numpy(first))
         black = check_stacks(stacks, reset, absent)
         self._frames.write(time + 1, stacks[1:, :, -1])
         if (self._last.age == n - 1).all() and acted.all():
@@ -210,8 +210,8 @@ class CompressedFrames(ObservationStorage):
 
     def append(self, time: int, rows: Array, valid: Array, first: Array) -> None:
         stacks = as_numpy(rows).reshape(*rows.shape[:2], self._n, *self._frame)
-        acted, starts = as_numpy(valid), as_numpy(first)[1:]
-        check_stacks(stacks, ~acted & starts, ~acted & ~starts)
+        acted = as_numpy(valid)
+        check_stacks(stacks, *_resets(stacks, acted, as_numpy(first)))
         for t in range(len(acted)):
             for env in range(self._ring.B):
                 self._compress(time + t, env, stacks[t, env], stacks[t + 1, env, -1])
@@ -263,6 +263,17 @@ class CompressedFrames(ObservationStorage):
         counts = self._chunked(state["length"]).counts
         if isinstance(state["bytes"], ChunkedArray) and state["bytes"].counts == counts:
             self._digests[: len(counts)] = state["bytes"].digests[: len(counts)]
+
+
+def _resets(stacks: np.ndarray, acted: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`reset` and `absent` of `check_stacks`, from the flags of Samples.
+
+    An environment that waits repeats its row, with `first` if that is set: also after a lost life, which is no reset.
+    """
+    reset = ~acted & first[1:]
+    for t, env in np.argwhere(reset & first[:-1]):
+        reset[t, env] = not np.array_equal(stacks[t + 1, env], stacks[t, env])
+    return reset, ~acted & ~reset
 
 
 def check_stacks(stacks: np.ndarray, reset: np.ndarray, absent: np.ndarray) -> np.ndarray:

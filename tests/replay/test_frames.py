@@ -106,6 +106,22 @@ def test_rows_of_a_lap_before_are_not_in_the_first_stacks_of_a_new_start() -> No
     assert newest == [[0, 0, 201], [0, 201, 202], [201, 202, 203], [202, 203, 204]]
 
 
+@COMPRESS
+def test_an_environment_that_waits_after_a_lost_life_goes_on_with_its_stacks(compress: bool) -> None:
+    stacks = stacks_of([1, 2, 3, 4, 5])[[0, 1, 2, 3, 3, 3, 4]]  # rows 4 and 5 repeat row 3
+    found = samples_of(stacks, [True, True, True, False, False, True])
+    found.terminated[2], found.truncated[:] = True, False
+    found.inputs.first[:, 0] = torch.tensor([True, False, False, True, True, True, False])
+    replay = replay_of(compress=compress)
+    for lo, hi in ((0, 4), (4, 6)):
+        steps = {name: getattr(found, name)[lo:hi] for name in ("action", "reward", "terminated", "truncated", "valid")}
+        n = int(steps["valid"].sum())
+        replay.append(replace(found, inputs=found.inputs[lo : hi + 1], n_env_steps=n, start=lo, **steps))
+    replay.append(replace(samples_of(stacks_of([1, 2, 3, 4, 5, 6])[4:], first=-1), start=6))
+    waited = {pair for pair in drawn(replay) if pair[0] == (2, 3, 4)}
+    assert waited == {((2, 3, 4), (3, 4, 5))}
+
+
 @pytest.mark.parametrize("padding", ["reset", "zero"])
 def test_both_paddings_of_gymnasium_are_detected(padding: str) -> None:
     env = FrameStackObservation(gymnasium.make("CartPole-v1"), 3, padding_type=padding)
