@@ -347,13 +347,14 @@ def env_maker(
 
 
 def _creator_arguments(creator: Callable[..., Any], config: EnvConfig, seed: int, index: int) -> dict[str, Any]:
-    """What a callable is told of the environment that it makes: those of four arguments that it names."""
+    """What a callable is told of the environment that it makes: those of four arguments that it names, and lacks."""
     told = {"env_index": index, "rank": config.own_rank(), "seed": seed, "mode": config.mode}
     try:
         known = inspect.signature(creator).parameters
     except (TypeError, ValueError):  # of some callables in C
         return {}
-    return {name: value for name, value in told.items() if name in known}
+    given = creator.keywords if isinstance(creator, partial) else {}
+    return {name: value for name, value in told.items() if name in known and name not in given}
 
 
 def _creator(spec: EnvSpec) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,12 @@ def test_a_creator_is_told_what_it_names_and_its_own_arguments_win() -> None:
     with closing(make_envs(config, 2, [30, 31], first=4)) as envs:
         start = walk(envs, 0).start
     np.testing.assert_array_equal(start[:, 1:], [[4, 7, 30, 1, 0], [5, 7, 31, 1, 0]])
+
+
+def test_what_a_partial_gives_its_function_wins_over_what_it_is_told() -> None:
+    creator = partial(wrapping.Endless, mode="eval", seed=5)
+    with closing(make_envs(EnvConfig(creator), 2, [30, 31], first=4)) as envs:
+        np.testing.assert_array_equal(walk(envs, 0).start[:, 1:], [[4, 0, 5, 1, 0], [5, 0, 5, 1, 0]])
 
 
 @pytest.mark.parametrize(("rank", "told"), [(None, 1), (0, 0)])
