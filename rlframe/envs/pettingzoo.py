@@ -253,10 +253,11 @@ def possible_agents(env: Any) -> tuple[str, ...]:
         found = ()
     if not found:
         raise ConfigError("the environment needs possible_agents, the names of all agents that may come")
-    if wrong := next((agent for agent in found if not isinstance(agent, str)), None):
-        raise ConfigError(f"possible_agents has {wrong!r:.60}, a {type(wrong).__name__}; agents' names must be str")
-    if twice := next((agent for agent in found if found.count(agent) > 1), ""):
-        raise ConfigError(f"possible_agents has {twice:.60} {found.count(twice)} times; give each agent its own name")
+    for agent in found:
+        if not isinstance(agent, str):
+            raise ConfigError(f"possible_agents has {agent!r:.60}, a {type(agent).__name__}; agents' names must be str")
+        if (n := found.count(agent)) > 1:
+            raise ConfigError(f"possible_agents has {agent:.60} {n} times; give each agent its own name")
     return found
 
 

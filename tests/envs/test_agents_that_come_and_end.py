@@ -237,6 +237,8 @@ def test_a_league_reports_both_sides_also_where_one_never_comes(make: Any) -> No
     [
         (lambda: Three(names=("a", "b", "a")), "possible_agents has a 2 times; give each agent its own name"),
         (lambda: Three(names=(4, 5, 6)), "possible_agents has 4, a int; agents' names must be str"),
+        (lambda: Three(names=(0, 1, 2)), "possible_agents has 0, a int; agents' names must be str"),
+        (lambda: Three(names=("", "b", "")), "possible_agents has  2 times; give each agent its own name"),
         (lambda: Three(n=0), "an episode started without agents; let `agents` name who plays"),
         (Zombie, r"agent b \(policy shared\) ended and stays in `agents`"),
     ],
