@@ -285,10 +285,10 @@ class PythonEnvs(Envs):
         reason = "the snapshot does not contain it"
         if isinstance(saved, dict) and "episode" in saved:
             reason = self._episodes.restore(index, saved, play)
+            self._restarter.used[index] = saved.get("restarts", 0)
         if not reason:
             self._elapsed[index], self._ended[index] = saved["elapsed"], saved["ended"]
             self._means[index].load(saved["means"])
-            self._restarter.used[index] = saved.get("restarts", 0)
             return ""
         try:
             self._reset_env(index, out.observation)

@@ -12,8 +12,9 @@ import pytest
 
 from rlframe.core import spaces
 from rlframe.core.seeding import EpisodeSeeds
-from rlframe.envs import Envs, episode_state, serializer
+from rlframe.envs import EnvError, Envs, episode_state, serializer
 from rlframe.envs.base import EnvStep
+from rlframe.envs.python import PythonEnvs
 from rlframe.record.codec import decode, encode
 from tests.envs import resumable
 from tests.envs.rows import made, rows_for
@@ -169,6 +170,30 @@ def test_a_restarted_episode_sets_first_and_has_the_next_seed() -> None:
     assert out.first.all()
     assert (out.observation != before).any()
     assert [state["episode"] for state in fresh.state()] == [1, 1]
+
+
+class Breaks(resumable.Unrepeatable):
+    """Raises in its third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.time == 2:
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
+def test_restarts_before_a_resume_count_also_where_an_episode_begins_anew() -> None:
+    make = [lambda: PythonEnvs([Breaks], [3], 0, restarts=2) for _ in range(2)]
+    envs, fresh = (each() for each in make)
+    out = rows_for(envs)
+    envs.reset(out)
+    steps(envs, 4, np.random.default_rng(0), out)
+    (reason,) = fresh.restore(stored(envs.state()), out, lambda: None)
+    assert "gave a different episode" in reason
+    steps(fresh, 3, np.random.default_rng(0), out)
+    seeds = [each.state()[0]["seed"] for each in (envs, fresh)]
+    assert len({3, *seeds}) == 3, "each restart has a seed of its own"
+    with pytest.raises(EnvError, match="broken"):
+        steps(fresh, 3, np.random.default_rng(0), out)
 
 
 @pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
