@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -77,7 +78,6 @@ class PythonEnvs(Envs):
         self._means = [InfoMeans() for _ in self._envs]
         self._write = row_writer(self.observation_space, self._warn)
         self._check = batch_checker(self.observation_space)
-        self._mask_parts = spaces.mask_parts(self.observation_space, self.action_space)
         self._decode, self._split = spaces.action_decoder(self.action_space), spaces.unbatch(self.action_space)
         self._reward_types: set[type] = {float}  # accepted so far
         self._rewards: list[Any] = [0.0] * self.n
@@ -101,16 +101,19 @@ class PythonEnvs(Envs):
                 raise env_error(problem, "fix its constructor or env_kwargs", seed=seeds[index]) from error
 
     def _check_spaces(self, seeds: Sequence[int]) -> None:
-        spaces.check_observation_space(self.observation_space)
-        spaces.check_action_space(self.action_space)
-        for index, env in enumerate(self._envs):
-            if env.observation_space != self.observation_space or env.action_space != self.action_space:
-                found = f"{env.observation_space} and {env.action_space}"
-                raise env_error(
-                    f"environment {self._first + index} has different spaces from environment {self._first}: {found}",
-                    "give every environment of a batch the same spaces",
-                    seed=seeds[index],
-                )
+        """Close the environments and raise EnvError or ValueError if their spaces differ or are not supported."""
+        with ExitStack() as opened:
+            opened.callback(self.close)
+            spaces.check_observation_space(self.observation_space)
+            spaces.check_action_space(self.action_space)
+            self._mask_parts = spaces.mask_parts(self.observation_space, self.action_space)
+            for index, env in enumerate(self._envs):
+                if env.observation_space != self.observation_space or env.action_space != self.action_space:
+                    found = f"{env.observation_space} and {env.action_space}"
+                    which = f"environment {self._first + index} has different spaces from environment {self._first}"
+                    remedy = "give every environment of a batch the same spaces"
+                    raise env_error(f"{which}: {found}", remedy, seed=seeds[index])
+            opened.pop_all()
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
         self._episodes.start_round(round_)
@@ -213,7 +216,7 @@ class PythonEnvs(Envs):
         """Check rewards and flags one by one, but only if a type is new or the rewards' sum is not finite."""
         flags = _FLAGS.issuperset(map(type, self._terminated)) and _FLAGS.issuperset(map(type, self._truncated))
         known = flags and self._reward_types.issuperset(map(type, self._rewards))
-        if known and -_FLOAT32_SAFE < sum(self._rewards) < _FLOAT32_SAFE:
+        if known and -_FLOAT32_SAFE < sum(self._rewards, 0.0) < _FLOAT32_SAFE:  # 0.0: small integers do not overflow
             return
         for index in range(self.n):
             try:

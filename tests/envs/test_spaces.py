@@ -1,7 +1,8 @@
 """Observations and actions of every supported space pass between environments and canonical rows."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,6 +10,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import leaves, map_tree
+from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.envs.observations import BoundsCheck
 from rlframe.envs.python import PythonEnvs
 from tests.envs.custom import SPACES, Scripted
@@ -120,3 +122,33 @@ def test_an_observation_at_a_float64_bound_is_within_it_as_it_is_rounded_to_floa
     check = BoundsCheck(spaces.Box(-largest, np.array([largest, 1.0]), (2,), np.float64))
     check.check(at_bound)
     assert check.n_outside == 1, "of the bound that is finite in float32"
+
+
+class Small(gymnasium.Env[Any, Any]):
+    """Rewards by the largest int8; its observation space may depend on its index."""
+
+    action_space = spaces.Discrete(2)
+    closed: ClassVar[list[int]] = []
+
+    def __init__(self, env_index: int, same: bool = True) -> None:
+        self.observation_space, self.index = spaces.Box(-1, 1, (1 if same else 1 + env_index,)), env_index
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), np.int8(127), False, False, {}
+
+    def close(self) -> None:
+        self.closed.append(self.index)
+
+
+def test_rewards_that_are_small_integers_are_checked_without_overflow() -> None:
+    assert walk(make_envs(EnvConfig(Small), 2, [1, 2]), 2).reward.tolist() == [[127, 127]] * 2
+
+
+def test_environments_whose_spaces_differ_are_closed() -> None:
+    Small.closed.clear()
+    with pytest.raises(EnvError, match="environment 1 has different spaces"):
+        make_envs(EnvConfig(Small, {"same": False}), 2, [1, 2])
+    assert Small.closed == [0, 1]
