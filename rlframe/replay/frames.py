@@ -201,7 +201,7 @@ class CompressedFrames(ObservationStorage):
         self._ring, self._memory, self._n = ring, memory, space.n_frames
         self._frame = (space.shape[0] // self._n, *space.shape[1:])  # [channels, H, W]
         self._block = np.zeros((self._n + 1, *self._frame), np.uint8)  # the frames to compress
-        self._blocks: list[bytes] = [b""] * ring.n_slots
+        self._blocks: list[bytes] = [block.compress(self._block, store_size=False)] * ring.n_slots
         self._digests = [""] * -(-ring.n_slots // _CHUNK_BLOCKS)  # of ChunkedArray; reset where a block changes
 
     def write_first(self, time: int, row: Array) -> None:

@@ -14,6 +14,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rlframe.core import spaces
 from rlframe.core.spaces import FrameStack
+from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.replay import InMemory, NStep, make_replay
@@ -120,6 +121,15 @@ def test_an_environment_that_waits_after_a_lost_life_goes_on_with_its_stacks(com
     replay.append(replace(samples_of(stacks_of([1, 2, 3, 4, 5, 6])[4:], first=-1), start=6))
     waited = {pair for pair in drawn(replay) if pair[0] == (2, 3, 4)}
     assert waited == {((2, 3, 4), (3, 4, 5))}
+
+
+@COMPRESS
+def test_the_layout_of_a_batch_is_known_before_there_are_rows(compress: bool) -> None:
+    replay = replay_of(compress=compress)
+    layout = replay.layout(2)
+    replay.append(samples_of(stacks_of([1, 2, 3, 4, 5])))
+    shapes = [[(x.shape, x.dtype) for x in leaves(each)] for each in (layout, replay.sample(2))]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("padding", ["reset", "zero"])
