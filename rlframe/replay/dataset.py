@@ -205,7 +205,7 @@ def _filled_as(
     n_absent = spec.reader.n_absent(T)
     n_rows = dataset.n_steps + dataset.n_episodes + n_absent
     state = map_tree(lambda x: x[:1], spec.state)
-    config: ReplayConfig = kind(size=-(-n_rows // T) * T + max(T, _ROOM))
+    config: ReplayConfig = kind(size=-(-n_rows // T) * T + T + _ROOM)
     try:
         buffer: Any = config.make(replace(spec, size=config.size, batch_spec=BatchSpec(T, 1), state=state))
     except TooLarge as error:

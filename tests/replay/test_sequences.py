@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rlframe.replay import FixedSequence, ReplayBuffer, Sequences
+from rlframe.core.types import BatchSpec
+from rlframe.replay import FixedSequence, OfDatasets, ReplayBuffer, Sequences, make_replay
+from tests.data.episodes import CARTPOLE, episodes, stored
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
 
@@ -151,3 +154,10 @@ def test_an_interval_that_is_no_multiple_of_a_batch_is_refused(interval: int, re
 def test_an_interval_too_long_for_the_ring_is_refused_with_the_size_that_is_not() -> None:
     with pytest.raises(ValueError, match=r"algo.replay.size=80 holds 40 time steps .*; use algo.replay.size=100"):
         spaced(40, 0)
+
+
+def test_data_may_have_fewer_rows_than_a_sequence(tmp_path: Path) -> None:
+    path, spec = stored(tmp_path, episodes([21], *CARTPOLE), *CARTPOLE), BatchSpec(80, 1)
+    state = np.zeros((1, 1), np.float32)
+    made: Any = make_replay(OfDatasets(path=path), *CARTPOLE, spec, FixedSequence(80), state=state, previous=True)
+    assert made.sample(1).valid.sum() == made.n_rows == 21
