@@ -188,13 +188,16 @@ def fitted(space: Space, values: Any, n: int, name: str) -> Any:
             raise ValueError(f"{part_name} has the shape {list(x.shape)}, not {[n, *shape]}")
         if x.dtype.kind not in "fiub" or (x.dtype.kind == "f" and dtype.kind != "f"):
             raise ValueError(f"{part_name} is {x.dtype}, not {dtype}")
-        if dtype.kind == "f" and not np.isfinite(x).all():
-            raise ValueError(f"{part_name} has NaN or Inf")
         if isinstance(part, Discrete | MultiDiscrete):
             end = part.start + np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
             if ((x < part.start) | (x >= end)).any():
                 raise ValueError(f"{part_name} goes from {x.min()} to {x.max()}, and {part} does not")
-        x = x.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):
+            given, x = x, x.astype(dtype, copy=False)
+        if dtype.kind == "f" and not np.isfinite(x).all():
+            raise ValueError(f"{part_name} has NaN or Inf")
+        if dtype.kind != "f" and x is not given and not np.array_equal(x, given):
+            raise ValueError(f"{part_name} goes from {given.min()} to {given.max()}, which {dtype} does not hold")
         return x if x.flags.writeable else x.copy()  # of a mapped file
 
     return map_tree(fitting, values)

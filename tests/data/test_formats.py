@@ -17,7 +17,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
 from rlframe.data import Dataset, DatasetWriter, NewDataset, open_dataset, tools
-from rlframe.data.reading import check_spaces
+from rlframe.data.reading import check_spaces, fitted
 from tests.data.episodes import CARTPOLE, NESTED, arrays, episodes, stored
 
 BOX = spaces.Box(-2, 2, (2,))
@@ -143,7 +143,10 @@ def _rewrite(path: Path, **columns: object) -> None:
         writer.write_table(table)
 
 
-NAN = pa.FixedSizeListArray.from_arrays(pa.array(np.full(16, np.nan, np.float32)), 4)
+NAN, HUGE = (
+    pa.FixedSizeListArray.from_arrays(pa.array(np.full(16, x, dtype)), 4)
+    for x, dtype in ((np.nan, np.float32), (1e300, np.float64))
+)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,7 @@ NAN = pa.FixedSizeListArray.from_arrays(pa.array(np.full(16, np.nan, np.float32)
     [
         ({"rewards": pa.array(np.full(4, np.nan))}, "rewards have NaN or Inf"),
         ({"observations": NAN}, "observation has NaN or Inf"),
+        ({"observations": HUGE}, "observation has NaN or Inf"),
         ({"actions": None}, "it lacks actions"),
         ({"actions": pa.array([0, 1, 2, 0])}, r"action goes from 0 to 2, and Discrete\(2\) does not"),
         ({"actions": pa.array([b"\x80\x04."] * 4)}, "a column holds binary, not numbers"),
@@ -162,6 +166,11 @@ def test_columns_that_do_not_fit_are_one_line(tmp_path: Path, columns: dict[str,
     _rewrite(next((path / "data/0").glob("*.arrow")), **columns)
     with pytest.raises(ConfigError, match=f"episode 0 of the dataset {path}.*{says}"):
         list(open_dataset(path).episodes())
+
+
+def test_integers_that_the_dtype_of_their_space_does_not_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^observation goes from 0 to 300, which uint8 does not hold$"):
+        fitted(spaces.Box(0, 255, (2,), np.uint8), np.array([[0, 300]]), 1, "observation")
 
 
 def test_a_torn_or_missing_file_of_hdf5_is_one_line(tmp_path: Path) -> None:
