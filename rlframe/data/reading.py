@@ -216,6 +216,8 @@ def check_episode(episode: Episode, spaces: tuple[Space, Space] | None) -> None:
             if not isinstance(x, np.ndarray) or not x.ndim or x.dtype.kind not in "fiub" or len(x) != n:
                 what = f"{x.dtype} of {len(x)} rows" if isinstance(x, np.ndarray) and x.ndim else type(x).__name__
                 raise ValueError(f"it has {T} rewards and its {name} is {what}; it needs {n} numbers")
+            if name in ("terminated", "truncated") and x.dtype != np.bool_:
+                raise ValueError(f"its {name} is {x.dtype}, not bool")
             if x.dtype.kind == "f" and not np.isfinite(x).all() and not name.startswith("info"):
                 raise ValueError(f"its {name} has NaN or Inf")
     if spaces is not None:

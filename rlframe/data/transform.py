@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, naming, one_line
 from rlframe.core.names import find_attribute
+from rlframe.core.struct import leaves, map_tree
 from rlframe.data.episodes import SAMPLED_ACTION, Episode
 from rlframe.data.reading import check_episode
 
@@ -35,6 +37,8 @@ def load_transform(name: str, key: str, spaces: tuple[Space, Space] | None = Non
         raise ConfigError(f"{key}={name:.200} is not a function of an Episode")
 
     def transform(episode: Episode) -> Episode | None:
+        sampled = episode.info.get(SAMPLED_ACTION)
+        before = () if sampled is None else map_tree(np.copy, episode.action)  # which may be changed in place
         with naming(f"{key}={name:.200}"):
             found = function(episode)
         if found is not None and not (isinstance(found, Episode) and len(found)):
@@ -44,9 +48,8 @@ def load_transform(name: str, key: str, spaces: tuple[Space, Space] | None = Non
                 check_episode(found, spaces)
             except (ValueError, TypeError, KeyError) as error:
                 raise ConfigError(f"{key}={name:.200} gave an episode that does not fit: {one_line(error)}") from None
-            if found.action is not episode.action and found.info.get(SAMPLED_ACTION) is episode.info.get(
-                SAMPLED_ACTION
-            ):
+            is_old = sampled is not None and found.info.get(SAMPLED_ACTION) is sampled
+            if is_old and not all(map(np.array_equal, leaves(before), leaves(found.action))):
                 found = replace(found, info={k: x for k, x in found.info.items() if k != SAMPLED_ACTION})
         return found
 
