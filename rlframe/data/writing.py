@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from gymnasium import Space
 
+from rlframe.core.config import check_one_of
 from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.files import check_folder, read_json, replace_file
 from rlframe.data.episodes import Episode, shifted
@@ -78,7 +79,7 @@ class NewDataset:
     action_space: Space
     env_spec: str = ""  # JSON of Gymnasium's EnvSpec; empty: unknown
     facts: Mapping[str, Any] = field(default_factory=dict)  # further entries of its metadata: algorithm_name and others
-    format: str = "arrow"  # or parquet
+    format: str = "arrow"  # or parquet; of `tools.write`, also hdf5
     compression: str = "none"  # of COMPRESSIONS
 
     def as_stored(self, episode: Episode) -> Episode:
@@ -126,9 +127,11 @@ class DatasetWriter:
             token: of the writer that made it, or of this one.    earlier: tokens of writers whose dataset, if it is
                 there, is overwritten unless this one goes on with its own.    session: of the run, see session_of.
         Raises:
-            ConfigError: a dataset is there already, or is not that of the token, or pyarrow is missing.
+            ConfigError: a dataset is there already, or is not that of the token, pyarrow is missing, or the format is
+                neither arrow nor parquet.
             OSError: it cannot be written.
         """
+        check_one_of("format", new.format, ("arrow", "parquet"))
         check_can_write()
         from rlframe.data import arrow  # an optional package
 

@@ -173,6 +173,12 @@ def test_integers_that_the_dtype_of_their_space_does_not_hold_are_refused() -> N
         fitted(spaces.Box(0, 255, (2,), np.uint8), np.array([[0, 300]]), 1, "observation")
 
 
+def test_a_writer_of_episodes_one_by_one_refuses_hdf5(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="format='hdf5' is not one of arrow, parquet"):
+        DatasetWriter(NewDataset(f"{tmp_path}/test-v0", *CARTPOLE, format="hdf5"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_torn_or_missing_file_of_hdf5_is_one_line(tmp_path: Path) -> None:
     tools.write(NewDataset(str(tmp_path / "torn"), *CARTPOLE, SPEC, {}, "hdf5"), episodes([3, 4], *CARTPOLE))
     file = next((tmp_path / "torn/data").glob("*.hdf5"))
