@@ -34,7 +34,8 @@ def observed(samples: Samples) -> Tree:
     """
     if samples.n_rows == samples.valid.numel() or not samples.valid.is_cpu:
         return samples.observation
-    present = samples.valid | samples.inputs.first[1:]
+    first = samples.inputs.first
+    present = samples.valid | (first[1:] & ~first[:-1])  # or the last observation of an episode
     return samples.observation if present.all() else map_tree(lambda x: x[present], samples.observation)
 
 

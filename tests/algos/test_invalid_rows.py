@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlframe.algos import a2c, pg, ppo
-from rlframe.algos.base import Algorithm
+from rlframe.algos.base import Algorithm, observed
 from rlframe.core.types import Samples
 from rlframe.envs import debug_envs
 from tests.samplers.made import assert_equal, copied, sampler_for
@@ -165,3 +165,15 @@ def test_statistics_move_once_a_batch_after_learning_and_count_every_row_once(
         norm = agent.model.observation_norm.parts[0]
         assert int(norm.count) == 48 * n
         np.testing.assert_allclose(norm.mean, np.concatenate(seen).mean(0), rtol=1e-10, atol=1e-12)
+
+
+def test_statistics_count_the_first_row_of_an_episode_once_although_its_environment_waits() -> None:
+    sampler, _, _ = made(a2c, {})
+    samples = copied(sampler.collect())
+    samples.valid[:], samples.inputs.first[:] = True, False
+    samples.valid[2:5, 1] = False  # the last observation, and the first of the next episode, for which nobody acted yet
+    samples.inputs.first[3:6, 1] = True
+    samples = replace(samples, n_env_steps=int(samples.valid.sum()))
+    seen, expected = observed(samples), samples.valid.clone()
+    expected[2, 1] = True
+    assert torch.equal(seen, samples.observation[expected])
