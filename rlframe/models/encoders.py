@@ -23,7 +23,6 @@ from rlframe.models.convolutions import AdaptiveMaxPool2d, ChannelNorm, FirstCon
 from rlframe.models.network import Network, orthogonal
 
 _NATURE_MINIMUM = 36  # pixels per side, below which the Nature CNN has no output
-_HADAMAX_MINIMUM = 19
 _IMAGE_ENCODERS = ("nature", "impala", "hadamax")
 _OF_CONVOLUTIONS = ("channels", "kernels", "strides", "pools", "image_pool", "spectral_norm")
 
@@ -177,8 +176,8 @@ def impala(
 class Hadamax(nn.Module):
     """A stage of `hadamax`: gelu(norm(conv x)) ⊙ gelu(norm(conv' x)), then max pooling; both convolutions at once."""
 
-    def __init__(self, channels: int, out: int, kernel: int, pool: tuple[int, int], scale: float) -> None:
-        """`pool`: side and stride."""
+    def __init__(self, channels: int, out: int, kernel: int, pool: tuple[int, int, int], scale: float) -> None:
+        """`pool`: side, stride and padding."""
         super().__init__()
         self.both = orthogonal(FirstConv2d(channels, 2 * out, kernel, padding=kernel // 2, scale=scale))
         self.norms = nn.ModuleList([ChannelNorm(out), ChannelNorm(out)])
@@ -193,19 +192,15 @@ class Hadamax(nn.Module):
 def hadamax(image: Image, stages: Sequence[int] = ()) -> nn.Sequential:
     """The encoder of Kooi et al. 2025 (arXiv 2505.15345): three stages of 32, 64, 64 channels, always normalised.
 
+    The last pooling has the size of its input, 11 x 11 of 84 x 84 pixels, as in the authors' code.
+
     Raises:
-        ConfigError: the image is too small, or there are not three numbers of channels.
+        ConfigError: there are not three numbers of channels.
     """
-    channels, height, width = image.shape
-    if min(height, width) < _HADAMAX_MINIMUM:
-        raise ConfigError(
-            f"model.encoder=hadamax needs images of {_HADAMAX_MINIMUM} pixels per side, got {height}x{width}; use "
-            f"impala"
-        )
     if len(stages) not in (0, 3):
         raise ConfigError(f"model.channels={list(stages)} must be three numbers with model.encoder=hadamax")
-    layers, scale = [], image.scale
-    for out, kernel, pool in zip(stages or (32, 64, 64), (8, 4, 3), ((4, 4), (2, 2), (3, 1)), strict=True):
+    layers, channels, scale, pools = [], image.shape[0], image.scale, ((4, 4, 0), (2, 2, 0), (3, 1, 1))
+    for out, kernel, pool in zip(stages or (32, 64, 64), (8, 4, 3), pools, strict=True):
         layers.append(Hadamax(channels, out, kernel, pool, scale))
         channels, scale = out, 1.0
     return nn.Sequential(*layers)
