@@ -219,7 +219,7 @@ class Experiment:
         policies = {name: chz.replace(each, init="") for name, each in acting.agents.policies.items()}
         league = chz.replace(self.agents.league, members=())
         agents = chz.replace(self.agents, policies=policies, league=league)
-        return chz.replace(acting, init="", agents=agents)
+        return chz.replace(acting, init="", init_with="networks", agents=agents)  # which takes nothing without init
 
     def on_ray(self) -> bool:
         """Whether a part of it is in actors of Ray."""

@@ -49,6 +49,20 @@ def saved_sac(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield run.save(tmp_path_factory.mktemp("run") / "saved").parents[1]
 
 
+@pytest.mark.parametrize("init_with", ["agent", "optimizers"])
+def test_a_run_that_began_with_another_is_loaded_and_continued_like_any(
+    init_with: str, saved: Path, tmp_path: Path
+) -> None:
+    begun = {**KEYS, **TD3, "init": str(saved), "init_with": init_with}
+    with rlframe.build("td3", "Pendulum-v1", n_steps=64, **begun) as run:
+        run.train()
+        run.save(tmp_path)
+    assert rlframe.load_policy(tmp_path).act([1.0, 0.0, 0.0]).shape == (1,)
+    with rlframe.restore(tmp_path, n_steps=128) as run:
+        assert run.train()["env_steps"] == 128
+        assert run.config["init_with"] == init_with
+
+
 def learned(algo: Any) -> dict[str, Any]:
     statistics = algo.scaled_returns.state_dict()["statistics"]
     return {"critic": algo.critic.state_dict(), "temperature": algo.temperature.state_dict(), "returns": statistics}
