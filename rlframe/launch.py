@@ -66,6 +66,8 @@ keys of a study:
   seeds=innermost      innermost: all seeds of a setting first | outermost: all settings with the first seed first
 """
 
+_NOT_OF_RUNS = ("dry_run", "traceback", "retries", "stall_s", "stack", "seeds")
+
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status: 0, 1 the run failed, 2 bad settings, 128 + n stopped by signal n."""
@@ -97,13 +99,14 @@ def _show(argv: list[str]) -> int:
 
 
 def _of_runs(argv: list[str]) -> dict[str, str]:
-    """The words that are settings of the run, or of all runs of a study."""
+    """The words that are settings of the run, or of all runs of a study, and whether its config is trusted."""
     with gc_paused(), ending_at_ctrl_c():
-        from rlframe.experiment.study_keys import COMMAND_LINE_KEYS
+        from rlframe.study.plan import has_grid
         from rlframe.study.sweep import base_words
 
-    words = base_words(KeyValues(argv).remaining)
-    return {key: value for key, value in words.items() if key not in COMMAND_LINE_KEYS}
+    words = KeyValues(argv).remaining
+    words = base_words(words) if has_grid(words) else words
+    return {key: value for key, value in words.items() if key not in _NOT_OF_RUNS}
 
 
 def _list(argv: list[str]) -> int:

@@ -1,5 +1,8 @@
 """What --help, --show and --list say of keys and parts."""
 
+import json
+from pathlib import Path
+
 import chz
 import pytest
 
@@ -86,6 +89,17 @@ def test_show_says_where_each_value_comes_from(tmp_path, capsys):
     resumed = [f"resume={tmp_path / 'run_0'}", "runner.n_steps=999"]
     assert source_of(resumed, "runner.n_steps") == "command line"
     assert source_of(resumed, "algo") == f"resume={tmp_path / 'run_0'}"
+    for word in ("log_dir=mine", "run_ID=3", "affinity=1cpr"):
+        assert source_of([word, "retries=2"], word.partition("=")[0]) == "command line"
+
+
+def test_show_and_help_of_a_run_that_names_code_take_trust(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text("from rlframe.runners import Callback\n\n\nclass Mine(Callback): ...\n")
+    config = {**to_flat(from_flat({})), "callbacks": [f"{tmp_path}/mine.py:Mine"]}
+    (tmp_path / "params.json").write_text(json.dumps({"config": config}))
+    for flag in ("--show", "--help"):
+        assert main([f"experiment={tmp_path}/params.json", "trust=true", flag]) == 0
+        assert "mine.py:Mine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
