@@ -139,11 +139,16 @@ def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
     root = {"algo": "ppo", **root}
     for name in dict.fromkeys([*named, *map(str, mapped)]):
         own = f"agents.policies.{name}"
-        other = found.get(f"{own}.algo", root["algo"]) != root["algo"]
+        other = _kind(found.get(f"{own}.algo", root["algo"])) != _kind(root["algo"])
         for key, value in root.items():
             if not (other and key.startswith("algo")):
                 found.setdefault(f"{own}.{key}", value)
     return found
+
+
+def _kind(algo: Any) -> Any:
+    """A value of algo=, whose names of rlframe's may be written in capitals."""
+    return algo.lower() if isinstance(algo, str) and algo.isidentifier() else algo
 
 
 def check_joint(policy: str, algo: Any, bonus: Any, env: str, turns: bool) -> None:

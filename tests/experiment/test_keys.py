@@ -134,6 +134,12 @@ def test_parts_are_found_in_capitals_and_recorded_as_they_are_named(capsys: pyte
     assert to_flat(experiment)["algo"] == "dqn"
 
 
+def test_a_policy_of_the_runs_algorithm_in_capitals_has_its_settings() -> None:
+    words = {"algo": "PPO", "algo.clip": 0.05, "agents.policies.red.algo": "ppo", "agents.policies.blue.algo": "a2c"}
+    policies = from_flat(words).agents.policies
+    assert policies["red"].algo.clip == 0.05
+
+
 def test_the_listed_encoders_are_those_of_the_key() -> None:
     keys = {key.name: key for key in keys_of(from_flat({}))}
     choices = keys["model.encoder"].doc.split(",")[0].split(" or ")[0].split(" | ")
