@@ -25,6 +25,7 @@ from rlframe.system.env_vars import text_of
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
 _FREE = re.compile(rf"({KWARGS}|env_vars|agents\.map)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
+_ARGUMENT = re.compile(rf"({KWARGS}|env_vars)(?:\..*)?")  # of two ways of writing one, the last in order counts
 _STUDY_ONLY = ("stall_s", "seeds", "stack", *PLAN_KEYS)
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = ("experiment", "retries", *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, *_STUDY_ONLY)
@@ -136,6 +137,7 @@ def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 lost = _of_another(key, part, merged, layer)
                 dropped += lost
                 merged = {name: value for name, value in merged.items() if name not in lost}
+        merged = {key: value for key, value in merged.items() if key not in layer or not _ARGUMENT.fullmatch(key)}
         merged |= layer
     return merged, dropped
 

@@ -140,6 +140,12 @@ def test_a_policy_of_the_runs_algorithm_in_capitals_has_its_settings() -> None:
     assert policies["red"].algo.clip == 0.05
 
 
+def test_the_last_of_two_ways_of_writing_an_argument_counts() -> None:
+    preset = {"env_kwargs": {"a": 1}, "env_kwargs.b": 1, "env_vars.X": "1"}
+    experiment = from_flat(preset, {"env_kwargs": "{b: 2}", "env_vars": "{X: 2}"}, {"env_vars.X": "3"})
+    assert (experiment.env_kwargs, experiment.env_vars) == ({"b": 2}, {"X": "3"})
+
+
 def test_the_listed_encoders_are_those_of_the_key() -> None:
     keys = {key.name: key for key in keys_of(from_flat({}))}
     choices = keys["model.encoder"].doc.split(",")[0].split(" or ")[0].split(" | ")
