@@ -12,7 +12,7 @@ from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.multi_agent import SHARED, JointSpace, joint, opponent_name
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.weights import load_weights, saved_part
-from rlframe.record.metrics import signed
+from rlframe.record.metrics import METRICS, signed, without_learner
 from rlframe.runners.league import League
 from rlframe.runners.stop_rule import StopRule
 
@@ -51,7 +51,8 @@ def _check_metrics(experiment: Experiment, policies: Sequence[str]) -> None:
     for key, metrics in named.items():
         for metric in metrics:
             policy = metric.partition("/")[2].rpartition("/")[0]
-            if policy and policy not in policies and not metric.startswith("eval/env/"):
+            of_policy = without_learner(metric) in METRICS and not metric.startswith("eval/env/")
+            if policy and policy not in policies and of_policy:
                 known = f"its policies are {', '.join(policies)}" if policies else "it has a single agent"
                 raise ConfigError(f"{key}: env={experiment.env} has no metric {metric:.100}; {known}")
 

@@ -47,6 +47,11 @@ def test_what_is_for_a_single_agent_is_refused_with_what_to_use(settings: dict[s
         check_agents(from_flat(settings), SEVERAL)
 
 
+def test_a_name_of_an_info_or_of_an_algorithms_own_may_have_a_slash() -> None:
+    check_agents(from_flat({"stop": "env/goal/reached > 1 or algo/actor/temper > 2"}), SPACE)
+    check_agents(from_flat({"snapshot_best": "env/goal/reached"}), SEVERAL)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
