@@ -296,17 +296,17 @@ def _most(columns: Mapping[str, np.ndarray], name: str) -> float:
 def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
     """`y`, or its fallback (with a warning) if a run has no `y`; raises ConfigError if a run has neither."""
     runs = [run for experiment in experiments for run in experiment.runs]
-    columns = {run.directory: [name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs}
-    missing = next((directory for directory, names in columns.items() if y not in names), None)
-    if missing is None:
+    known = [[name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs]
+    lacking = [n for n, names in enumerate(known) if y not in names]
+    if not lacking:
         return y
-    fallback = FALLBACK.get(y, "")
-    if fallback and all(fallback in names for names in columns.values()):
+    fallback, missing, columns = FALLBACK.get(y, ""), runs[lacking[0]].directory, known[lacking[0]]
+    if fallback and all(fallback in names for names in known):
         print(printable(f"{missing} has no {y}: plotting {fallback} instead"), file=sys.stderr)
         return fallback
-    if not columns[missing]:
+    if not columns:
         raise ConfigError(f"{missing} has no rows yet")
-    what = nearest(y, columns[missing]) or f"; it has {', '.join(columns[missing])}"
+    what = nearest(y, columns) or f"; it has {', '.join(columns)}"
     raise ConfigError(f"{missing} has no {y!r}{what}")
 
 

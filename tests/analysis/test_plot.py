@@ -255,6 +255,14 @@ def test_without_evaluation_training_returns_are_plotted_with_a_warning(
     assert "episode/return_mean 2.0" in captured.out
 
 
+def test_the_columns_of_every_seed_count_for_y(tmp_path: Path) -> None:
+    evaluated = {"env_steps": [0, 100], "eval/return_mean": [1.0, 2.0], "episode/return_mean": [1.0, 2.0]}
+    trained = {"env_steps": [0, 100], "episode/return_mean": [3.0, 4.0]}
+    plot_runs([[trained, evaluated]], out=tmp_path / "c.png")
+    with pytest.raises(ConfigError, match="run 0 has no 'eval/length_mean'"):
+        plot_runs([[trained, {**evaluated, "eval/length_mean": [1.0, 2.0]}]], y="eval/length_mean")
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
