@@ -30,6 +30,7 @@ from rlframe.evaluation.fitted_q import FittedQ, FittedQConfig, Problem, fitted_
 from rlframe.evaluation.target_policy import TargetPolicy
 from rlframe.ops import off_policy_estimates as ops
 from rlframe.ops.off_policy_estimates import Terms
+from rlframe.record.directory import finite
 
 Array = np.ndarray
 OF_RATIOS: Mapping[str, Callable[[Array, Array, float], Terms]] = {
@@ -94,8 +95,7 @@ class Report:
         numbers = {each.method: {"value": each.value, "low": each.low, "high": each.high} for each in self.estimates}
         names = ("n_episodes", "n_steps", "discount", "time_limit", "behaviour", "effective_episodes", "mean_ratio")
         own = {name: getattr(self, name) for name in names}
-        known = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in own.items()}
-        return {"estimates": numbers, "played": self.played.value, **known}
+        return finite({"estimates": numbers, "played": self.played.value, **own})
 
     def table(self) -> str:
         """A line for each method, one for the dataset's own episodes, and what they rest on."""

@@ -237,3 +237,9 @@ def test_the_table_shows_three_digits_of_small_numbers_and_cents_of_large_ones(v
     wis, played = (Estimate(name, value, 0.5 * value, value) for name in ("wis", "dataset"))
     table = Report((wis,), played, 8, 80, 0.9, 0, "", math.nan, math.nan).table()
     assert f" {shown} " in table.splitlines()[1]
+
+
+def test_what_is_not_finite_is_null_in_json() -> None:
+    wis, played = Estimate("wis", math.nan, math.nan, math.inf), Estimate("dataset", 1.0, 0.0, 2.0)
+    facts = Report((wis,), played, 8, 80, 0.9, 0, "recorded", math.nan, 0.0).facts()
+    assert facts["estimates"] == {"wis": {"value": None, "low": None, "high": None}}
