@@ -114,12 +114,13 @@ def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
             f"stack={given}: several seeds train at once with stack=true; add repeats=N or sweep.seed=0,1,2"
         )
     trusts = {"trust": "true"} if words.get("trust", "").lower() == "true" or foreign(words) else {}
-    length = {key: x for key, x in words.items() if key == "runner.n_steps"}  # it may have been shorter before
+    # It may have been shorter before, and on another slot.
+    now = {key: x for key, x in words.items() if key in ("runner.n_steps", "affinity")}
     jobs = []
     for seed in seeds:
         run = Path(words["log_dir"]) / f"run_{seed}"
         resumes = bool(list_snapshots(run / "snapshot"))
-        own = {"resume": str(run), **length, **trusts} if resumes else {**words, "seed": seed, "run_ID": seed}
+        own = {"resume": str(run), **now, **trusts} if resumes else {**words, "seed": seed, "run_ID": seed}
         jobs.append(read_job(own))
         check_stackable(jobs[-1].experiment)
     return jobs

@@ -104,6 +104,14 @@ def test_a_stack_is_trained_longer_from_where_each_run_ended(tmp_path: Path) -> 
         assert [row["env_steps"] for row in rows] == ["0", "10", "20"]
 
 
+def test_a_run_that_goes_on_has_the_affinity_of_now(tmp_path: Path) -> None:
+    words = {**A2C, **SHORT, "model.hidden": "[4]", "runner.n_steps": "10", "log_dir": str(tmp_path)}
+    rlframe.train(**words, seed=0, run_ID=0)
+    jobs = read_stack({**words, "affinity": "1cpu_1cpr_0slt"}, ["0", "1"])
+    assert [job.experiment.affinity for job in jobs] == ["1cpu_1cpr_0slt"] * 2
+    assert [bool(job.resume) for job in jobs] == [True, False]
+
+
 @pytest.mark.slow
 def test_messages_of_a_seed_are_in_its_own_log_alone(tmp_path: Path) -> None:
     run_stack(read_stack({**PPO, **SHORT, "log_dir": str(tmp_path)}, ["0", "1"]))
