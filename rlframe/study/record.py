@@ -116,8 +116,8 @@ def newest_values(path: Path) -> dict[str, float]:
     with open_regular_file(path, sys.maxsize) as file:
         header = file.readline(_TAIL_BYTES)
         start = file.tell()
-        file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
+        begin = file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).splitlines(keepends=True)[begin > start :]  # the first may be the end of a row
     complete = [line for line in lines if line.endswith(b"\n")]
     if not complete:
         return {}

@@ -71,6 +71,15 @@ def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
     assert newest_values(path)["env_steps"] == 4_999
 
 
+def test_the_rest_of_a_row_before_the_end_of_a_wide_log_is_no_row(tmp_path: Path) -> None:
+    names = ["env_steps", "eval/return_mean", *(f"env/{k}" for k in range(4_000))]
+    rows = [[str(step), "" if step else "7", *["0.12345"] * 4_000] for step in range(9)]
+    (tmp_path / "progress.csv").write_text("".join(f"{','.join(cells)}\n" for cells in [names, *rows]))
+    found = newest_values(tmp_path / "progress.csv")
+    assert found["env_steps"] == 8
+    assert "eval/return_mean" not in found
+
+
 @pytest.mark.parametrize("text", ["", "env_steps,x", "env_steps,x\n", "env_steps,x\n1"])
 def test_a_log_without_a_complete_row_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "progress.csv").write_text(text)
