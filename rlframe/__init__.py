@@ -117,8 +117,7 @@ def run_study(
     """
     from rlframe.study.variants import train_variants
 
-    given = settings if n_steps is None else {**settings, "runner.n_steps": n_steps}
-    return train_variants(variants, given, seeds, search)
+    return train_variants(variants, [("runner.n_steps", n_steps), *settings.items()], seeds, search)
 
 
 def read_study(directory: Any) -> "StudyOverview":

@@ -1,7 +1,7 @@
 """`rlframe.run_study`: a study from Python whose runs are trainings by `rlframe.launch`."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rlframe.study.words import Experiments, is_name
 _COMMAND = (sys.executable, "-m", "rlframe.launch")
 
 
-def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search: Any) -> StudyOverview:
+def train_variants(variants: Any, shared: Iterable[tuple[str, Any]], seeds: Any, search: Any) -> StudyOverview:
     """Train every variant with every seed, or search; see rlframe.run_study.
 
     Args:
@@ -42,10 +42,10 @@ def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search:
         raise ConfigError(f"variants={variants!r:.60} must be a list of dicts, one for each variant")
     if wrong := [f"search={{{key!r}: {text!r:.60}}}" for key, text in search.items() if not isinstance(text, str)]:
         raise ConfigError(f"{wrong[0]} needs text such as 'uniform(LOW,HIGH)'")
-    shared, variants = _as_in_train(shared), [_as_in_train(variant) for variant in variants]
-    log_dir = str(shared.get("log_dir", ""))
+    of_all, variants = _as_in_train(shared), [_as_in_train(variant.items()) for variant in variants]
+    log_dir = str(of_all.get("log_dir", ""))
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
-    words = words_of_variant(shared, _COMMAND, objects)
+    words = words_of_variant(of_all, _COMMAND, objects)
     own = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
     if objects:
         words["log_dir"] = str(objects.directory)
@@ -57,9 +57,9 @@ def train_variants(variants: Any, shared: Mapping[str, Any], seeds: Any, search:
     return read_study(study.directory)
 
 
-def _as_in_train(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _as_in_train(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Settings as `rlframe.train` takes them."""
-    given = python_keys(settings.items())
+    given = python_keys(settings)
     if empty := [key for key, value in given.items() if value is None]:
         raise ConfigError(f"{empty[0]} has no value; leave it out for its default")
     return {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}

@@ -52,6 +52,7 @@ SHORT = {
             {"search": {"algo.clip": (0.1, 0.2)}},
             r"search={'algo.clip': \(0.1, 0.2\)} needs text such as 'uniform",
         ),
+        ([{}], {"n_steps": 9, "runner.n_steps": 5}, "runner.n_steps is given twice"),
         ([{"algo": "ppo", "algo.clip": {"x": None}}], {}, "algo.clip.x has no value; leave it out for its default"),
         ([{}], {"init": "~/rlframe_none"}, f"init={Path.home()}/rlframe_none: there is no such run"),
         ([{"algo": "ppo"}, {"algo": "a2c"}], {"search": {"algo.discount": "uniform(0,1)"}}, "a search is of one"),
