@@ -82,14 +82,17 @@ class Queue:
         self._shown_s = 0.0
 
     def _more(self) -> bool:
-        """Take the next runs of the source, if there are any."""
-        runs = self._source.more()
+        """Take the next runs of the source; returns whether some are to be started. Those that are done are not."""
+        while not self._waiting and (runs := self._source.more()):
+            self._take(runs)
+        return bool(self._waiting)
+
+    def _take(self, runs: Sequence[PlannedRun]) -> None:
         self._record.add(runs)
         self.runs += runs
         self._waiting += [run for run in runs if self._status(run).state == WAITING]
         self._failures |= dict.fromkeys((run.name for run in runs), 0)
         self._readers |= {run.name: ProgressReader(run.directory) for run in runs}
-        return bool(runs)
 
     def run(self, stop: StopRequest) -> int:
         """Process all runs; returns 0, or the number of the signal that left runs unfinished.

@@ -159,6 +159,24 @@ def test_a_run_whose_folder_holds_another_is_not_added_and_the_queue_goes_on(
     assert AddedRuns(tmp_path / "queue", lambda added: late, runs).more() == [], "when it is continued too"
 
 
+def test_an_added_run_that_is_done_is_passed_over(tmp_path: Path) -> None:
+    make = partial(CommandTemplate((sys.executable, "-S", HERE), False).make_run, tmp_path, "")
+    runs, late = (list(make_runs(make, {"do": "brief"}, [{"seed": seed}])) for seed in "03")
+    earlier = StudyRecord(tmp_path, [*runs, *late], {})
+    late[0].directory.mkdir()
+    earlier.statuses["run_3"].state = DONE
+    earlier.save()
+    earlier.close()
+    source = AddedRuns(tmp_path, lambda added: late[0], runs)
+    record = StudyRecord(tmp_path, runs, {})
+    append_added(tmp_path, Added("", 3, {}))  # as after a repair of a file that was damaged as the queue began
+    slots = 2 * make_slots("none", read_topology(), 1)
+    queue = Queue(runs, slots, record, PlainStatusTable(), QueueOptions(), source)
+    assert queue.run(StopRequest()) == 0
+    record.close()
+    assert {name: status.state for name, status in record.statuses.items()} == {"run_0": DONE, "run_3": DONE}
+
+
 BAD_LINES: dict[str, Any] = {
     "folder outside": {"setting": "../x", "run_ID": 0, "arguments": {}, "token": "a"},
     "absolute folder": {"setting": "/tmp/x", "run_ID": 0, "arguments": {}, "token": "a"},
