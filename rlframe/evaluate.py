@@ -180,7 +180,8 @@ def read_options(words: KeyValues) -> EvaluationOptions:
         raise ConfigError("render=human needs a display, and DISPLAY is not set; video=DIR films without one")
     if dataset and (render or video):
         raise ConfigError("dataset= records episodes that are played side by side; leave out render and video")
-    changes = {"eval.video_every": 0, **of_eval, **_changes(words.remaining)}
+    here = {"world_size": 1, "learners": 1, "eval.video_every": 0}  # one process plays, however many trained
+    changes = {**here, **of_eval, **_changes(words.remaining)}
     return EvaluationOptions(seed, snapshot, replay, render, video, out, dataset, device, trust, changes)
 
 

@@ -88,6 +88,15 @@ def test_keys_of_the_run_have_other_values_in_an_evaluation(run, capsys):
     assert len(lengths(printed(capsys, run, "eval.n_episodes=3", "precision=fp32"))) == 3
 
 
+def test_a_run_of_more_learners_than_episodes_is_evaluated(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run_0")
+    params = json.loads((run / "params.json").read_text())
+    params["config"]["learners"] = 16
+    (tmp_path / "run_0/params.json").write_text(json.dumps(params))
+    assert main([str(tmp_path / "run_0"), "n_episodes=3"]) == 0
+    assert main([str(tmp_path / "run_0"), "n_episodes=20", "n_envs=2"]) == 0
+
+
 def test_env_wins_over_the_environment_that_the_run_evaluates_on(tmp_path):
     words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.env=CartPole-v0"]
     assert launch.main(words) == 0
