@@ -83,7 +83,9 @@ class EvaluationFunction(BaseEvaluator):
         try:
             metrics = {str(metric): float(value) for metric, value in found.items()}
         except (AttributeError, TypeError, ValueError):
-            raise PartError(f"eval.function {name} must return numbers by name, not {str(found)[:200]}") from None
+            metrics = {}
+        if not metrics:
+            raise PartError(f"eval.function {name} must return numbers by name, not {str(found)[:200]}")
         wrong = next((metric for metric in metrics if not _METRIC.fullmatch(metric) or metric in _OWN), "")
         if wrong:
             raise PartError(f"eval.function {name} returned {wrong!r}, which cannot be the name of a metric")

@@ -129,8 +129,8 @@ def with_default(words: Mapping[str, str]) -> dict[str, str]:
 def presets_for(env: str, algo: str = "") -> list[str]:
     """The presets made for an environment, and with `algo` those of it: the one of the fewest keys first.
 
-    Those that nobody has measured come later, and those with a runner of their own last. Files that do not mention both
-    are not parsed, but one that is `like` another may have its algorithm from there.
+    Those that nobody has measured come later, and those with a runner of their own last. Files that do not mention
+    both are not parsed, but one that is `like` another may have its algorithm, and not its environment, from there.
     """
     files = {name: f"{presets_dir()}/{name}.yaml" for name in preset_names()}
     texts = {name: _text(file, os.stat(file).st_mtime_ns) for name, file in files.items()}

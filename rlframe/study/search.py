@@ -64,7 +64,9 @@ class SearchPlan:
         return cls(space, n_trials, tuple(seeds), searcher, pruner, metric_of(given))
 
     def check_seeds(self) -> None:
-        """Raise ConfigError if there are too few for the pruner."""
+        """Raise ConfigError if one is there twice, or there are too few for the pruner."""
+        if twice := [seed for seed in self.seeds if self.seeds.count(seed) > 1]:
+            raise ConfigError(f"sweep.seed= has the seed {twice[0]} {self.seeds.count(twice[0])} times; give each once")
         if self.pruner == "wilcoxon" and len(self.seeds) < _WILCOXON_SEEDS:
             raise ConfigError(
                 f"pruner=wilcoxon compares trials seed by seed, and no result of {pluralize(len(self.seeds), 'seed')} "

@@ -235,7 +235,7 @@ def test_a_function_of_the_users_is_stopped_where_it_asks_for_an_action() -> Non
     assert len(asked) == 3
 
 
-@pytest.mark.parametrize("found", [None, {"n": "many"}, 3, {"a b": 1}, {"restarts": 1}])
+@pytest.mark.parametrize("found", [None, {}, {"n": "many"}, 3, {"a b": 1}, {"restarts": 1}])
 def test_a_function_that_does_not_return_numbers_by_name_is_an_error(found: Any) -> None:
     agent = cartpole_agent()
     with closing(make_envs(CARTPOLE, 1, [0])) as envs:

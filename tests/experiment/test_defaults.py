@@ -15,7 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, module_names
 from rlframe.experiment.checks import check_parts
 from rlframe.experiment.job import place_job, read_job
-from rlframe.experiment.presets import presets_for
+from rlframe.experiment.presets import load_preset, preset_names, presets_for
 from rlframe.experiment.settings import to_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -173,6 +173,11 @@ def test_a_run_with_defaults_names_the_preset_of_its_pair(tmp_path):
     assert read_job({"algo": str(own), "env": "CartPole-v1"}).notes == (), "which no preset is of"
     (note,) = read_job({"algo": "impala", "env": "ALE/Boxing-v5"}).notes
     assert note.startswith("experiment=atari/impala_boxing is an unmeasured preset for algo=impala on ALE/Boxing-v5")
+
+
+def test_each_preset_is_found_by_its_environment_and_algorithm():
+    for name, config in ((name, load_preset(name)) for name in preset_names()):
+        assert name in presets_for(config["env"], config.get("algo", "ppo")), name
 
 
 def test_measured_presets_come_before_those_that_nobody_has_measured():

@@ -241,6 +241,7 @@ def test_a_known_metric_that_three_trials_lack_ends_the_search(tmp_path: Path) -
 
 
 WRONG = [
+    ("search.algo.clip=uniform(0.1,0.2) sweep.seed=0,1,00", "has the seed 0 2 times"),
     ("search.algo.clip=uniform(0.1,0.2) repeats=4 pruner=wilcoxon", "use repeats=5 or more, or pruner=median"),
     (
         "search.algo.clip=uniform(0.1,0.2) metric=eval/retrun_mean",
