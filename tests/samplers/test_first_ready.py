@@ -88,8 +88,9 @@ def in_a_row(batches: list[Samples], env: int) -> list[dict[str, Any]]:
                 "same": samples.inputs[t + 1, env],
                 "inputs": inputs,
             }
-            ended = bool(rows and rows[-1]["truncated"])
-            if row["valid"] or (ended and rows[-1]["valid"] and bool(samples.inputs.first[t + 1, env])):
+            is_last = not row["valid"] and not row["first"] and bool(samples.inputs.first[t + 1, env])
+            assert not (is_last and rows) or (rows[-1]["valid"] and rows[-1]["truncated"])
+            if row["valid"] or is_last:
                 rows.append(row)
             else:  # absent: it repeats its inputs, and its action and reward are those before it
                 assert not row["truncated"]
@@ -150,6 +151,14 @@ def test_an_environment_that_waits_keeps_the_state_of_its_exploration() -> None:
     after = as_numpy(inference._step.state.own)
     np.testing.assert_array_equal(before[:3][waits], after[:3][waits])
     assert (before[1] != after[1]).all()
+
+
+def test_batches_may_begin_with_a_last_observation() -> None:
+    with sampling(T=7, wait_s=math.inf) as (sampler, _):  # the reset after seven steps is in the second batch
+        sampler.collect()
+        rows = in_a_row([copied(sampler.collect())], 1)
+    assert [row["observation"][0] for row in rows] == [7, 0, 1, 2, 3, 4, 5]
+    assert [row["valid"] for row in rows] == [False] + [True] * 6
 
 
 @pytest.mark.slow
