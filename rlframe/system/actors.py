@@ -60,7 +60,8 @@ class Actors(ABC):
         """The errors of an actor that has died or takes too long."""
         found = self.ray.exceptions
         died = found.RayActorError, found.WorkerCrashedError, found.NodeDiedError
-        return *died, found.ObjectLostError, found.GetTimeoutError
+        killed = found.OutOfMemoryError  # by Ray, which is none of its RayActorErrors
+        return *died, killed, found.ObjectLostError, found.GetTimeoutError
 
     def close(self) -> None:
         """End the actors. May be called twice."""
