@@ -19,7 +19,7 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, Stopped
 from rlframe.core.ranks import SamplerRank, current_ranks, use_ranks
-from rlframe.core.seeding import Role, generators, seed_int, spawned
+from rlframe.core.seeding import Role, generators, new_round, seed_int, spawned
 from rlframe.core.struct import Struct
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
@@ -203,9 +203,8 @@ class BackgroundSampler(SourceAhead):
         self._counters: dict[str, float] = {}  # of the sampler in the process
         self._previous_restarts = 0.0  # of workers of earlier processes
         self._busy_s, self._counted_at, self._started = 0.0, time.monotonic(), False
-        self._noise = spawned(
-            generators(process.seed, Role.NOISE, spec.B, process.place[0] * spec.B)
-        )  # never drawn from
+        rngs = generators(process.seed, Role.NOISE, spec.B, process.place[0] * spec.B)
+        self._noise = spawned(rngs)  # never drawn from
         process.assign(agent, device, (self.ring.memory, self.shared_parameters))
         self.backend = f"{process.backend}, in a background process"
 
@@ -298,6 +297,7 @@ class BackgroundSampler(SourceAhead):
         child, rngs = self.process.child, generators(0, Role.NOISE, self.batch_spec.B)
         load_noise(rngs, state["noise"])
         self._noise = spawned(rngs)
+        self.process.seed = new_round(spawned(self._noise))  # of the next processes; the earlier run's had others
         child.start_command(_LOAD_NOISE)
         try:
             child.send(noise_state(rngs))

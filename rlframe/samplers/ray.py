@@ -25,7 +25,7 @@ from rlframe.core.config import count, number, positive
 from rlframe.core.parts import ROOTS, part
 from rlframe.core.ranks import SamplerRank, current_ranks, first_env_of_rank, use_ranks
 from rlframe.core.reduction import over_samplers
-from rlframe.core.seeding import Role, generators, seed_int, spawned
+from rlframe.core.seeding import Role, generators, new_round, seed_int, spawned
 from rlframe.core.struct import as_numpy, write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
@@ -207,6 +207,8 @@ class RayActors(Actors):
         return [state for own in found for state in own]
 
     def load_noise(self, noise: list[Any]) -> None:
+        load_noise(rngs := generators(0, Role.NOISE, len(noise)), noise)
+        self.seed = new_round(spawned(rngs))  # of actors that replace others; the earlier run's had others
         n = len(noise) // len(self.actors)
         for i, actor in enumerate(self.actors):
             self.get(actor.load_noise.remote(noise[i * n : (i + 1) * n]))

@@ -246,6 +246,24 @@ def test_saved_noise_is_new_each_time_and_can_be_loaded_by_any_sampler() -> None
     envs.close()
 
 
+def test_a_process_replaced_after_a_resume_has_other_seeds_than_one_replaced_before() -> None:
+    with remote() as (sampler, _):
+        before, saved = first_of_replacement(sampler), sampler.state_dict()
+    with remote() as (sampler, _):
+        sampler.load_state_dict(saved)
+        after = first_of_replacement(sampler)
+    assert (after.inputs.observation[0, :, 0] != before.inputs.observation[0, :, 0]).all(), "its seeds"
+
+
+def first_of_replacement(sampler: BackgroundSampler) -> Any:
+    """Kill the sampler's process; the first batch of the next one."""
+    sampler.collect()
+    os.kill(sampler.process.child.pid, signal.SIGKILL)
+    while not restarts(sampler):
+        batch = copied(sampler.collect())
+    return batch
+
+
 def test_a_timeout_below_that_of_the_workers_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"runner.sampler_timeout_s=30.0 must be above sampler.timeout_s=60.0"):
         BackgroundProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))

@@ -96,6 +96,25 @@ def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytes
     assert "actor 1 of sampler=ray: ActorDiedError; restarted with fresh seeds" in caplog.text
 
 
+@with_cluster
+@pytest.mark.parametrize("of", [on_ray.RaySampler, on_ray.RayCollectors])
+def test_an_actor_replaced_after_a_resume_has_other_seeds_than_one_replaced_before(ray: Any, of: Any) -> None:
+    seeds, saved = [], None
+    for _ in range(2):
+        with actors() as (made, agent):
+            sampler = of(made, agent)
+            if saved is not None:
+                sampler.load_state_dict(saved)
+            sampler.collect()
+            kill(ray, made.actors[0])
+            batch = sampler.collect()
+            while not sampler.counters()["sampler/restarts"] or batch.stream:
+                batch = sampler.collect()
+            seeds.append(batch.inputs.observation[0, 0, 0].item())
+            saved = sampler.state_dict()
+    assert seeds[0] != seeds[1]
+
+
 @pytest.mark.ray
 @with_cluster
 def test_the_first_to_arrive_is_given_and_a_dead_one_is_replaced(ray: Any) -> None:
