@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
@@ -221,6 +221,10 @@ class OffPolicy(FromReplay):
         self.explore()
         n_envs, seen = self.exploration.n_envs, self.of_agents(samples).observation
         self.agent.exploration.follow(self.agent.model, seen, before // n_envs, after // n_envs)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.explore()  # the agent has the level of the run that saved it
 
     def least_exploring(self) -> range:
         return self.exploration.least_exploring(self.progress.env_steps)

@@ -10,8 +10,9 @@ A gradient step is read here and in `on_policy`, `agents.q`, `critics.values`, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import chz
 import torch
@@ -111,14 +112,22 @@ class PQN(OnPolicyEpochs):
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.exploration = ExplorationSchedule(c.explore, n_steps, batch_spec.n_envs)
         self.exploration.check(agent.exploration)
-        self.exploration.apply(agent.exploration, 0)
+        self.explore()
         agent.model.resample(self.generator)  # for the first batch
+
+    def explore(self) -> None:
+        """Set the agent's exploration for the env_steps so far."""
+        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.explore()  # the agent has the level of the run that saved it
 
     def receive(self, samples: Samples) -> None:
         before = self.progress.column_steps
         super().receive(samples)
         after, n_envs = self.progress.column_steps, self.exploration.n_envs
-        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
+        self.explore()
         self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Iterable
@@ -17,11 +18,14 @@ from rlframe import launch
 from rlframe.agents import make_policy_agent
 from rlframe.algos.a2c import A2C, Config
 from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.types import BatchSpec
 from rlframe.experiment.weights import keeping
+from rlframe.exploration import EpsilonConfig, GaussianConfig
 from rlframe.models import ModelConfig
 from rlframe.record.branch import branch, change_settings, changes_of, copy_newest_snapshot
 from rlframe.record.directory import DirectoryLock
 from rlframe.record.snapshot import list_snapshots, load_snapshot, save_snapshot
+from rlframe.runners import Learner
 from tests.runners.resumed import assert_runs_equal, count_equal, last_state, log, words
 
 PPO = "algo=ppo env=CartPole-v1 model.hidden=[8] sampler=serial sampler.batch_T=16 sampler.batch_B=2 algo.minibatches=2"
@@ -124,6 +128,25 @@ def test_a_rate_that_was_set_in_the_run_ends_where_the_setting_changes() -> None
         member.load_state_dict(donor.state_dict())
     assert member.learning_rate == 1e-5
     assert "kept_rate" not in member.state_dict()["optimizer"]
+
+
+@pytest.mark.parametrize(("kind", "key"), [("dqn", "epsilon"), ("pqn", "epsilon"), ("td3", "std")])
+def test_a_changed_exploration_holds_from_the_first_action_on(kind: str, key: str) -> None:
+    module = importlib.import_module(f"rlframe.algos.{kind}")
+    actions = gymnasium.spaces.Box(-1.0, 1.0, (2,)) if kind == "td3" else gymnasium.spaces.Discrete(2)
+
+    def made(level: float) -> Learner:
+        kind_of_noise = EpsilonConfig(epsilon=level) if key == "epsilon" else GaussianConfig(std=level)
+        config = module.Config(explore=kind_of_noise)
+        agent = config.make_agent(gymnasium.spaces.Box(-1.0, 1.0, (2,)), actions, ModelConfig(hidden=(4,)))
+        return Learner(agent, config.make_algorithm(agent, BatchSpec(32, 1), 1_000))
+
+    donor, member = made(0.5), made(0.1)
+    donor.algo.progress.env_steps = 32  # a batch was received
+    member.agent.load_state_dict(donor.agent.state_dict())
+    member.algo.load_state_dict(donor.algo.state_dict())
+    level: Any = member.agent.exploration
+    assert level.level[0] == pytest.approx(0.1)
 
 
 def test_only_what_changed_of_an_optimizer_of_torch_is_kept_while_its_state_is_loaded(
