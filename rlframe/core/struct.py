@@ -26,7 +26,8 @@ def array_fields(cls: type[Any]) -> tuple[str, ...]:
 
 
 @cache
-def _plain_fields(cls: type[Any]) -> tuple[str, ...]:
+def plain_fields(cls: type[Any]) -> tuple[str, ...]:
+    """The names of its other fields; see `plain`."""
     return tuple(each.name for each in fields(cls) if "plain" in each.metadata)
 
 
@@ -39,7 +40,7 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         found = {
             name: map_tree(f, getattr(tree, name), *[getattr(o, name) for o in others]) for name in array_fields(cls)
         }
-        return cls(**found, **{name: getattr(tree, name) for name in _plain_fields(cls)})
+        return cls(**found, **{name: getattr(tree, name) for name in plain_fields(cls)})
     if isinstance(tree, tuple):
         return tuple([map_tree(f, *each) for each in zip(tree, *others, strict=True)]) if tree else ()
     return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
@@ -50,7 +51,7 @@ def unbind(tree: Tree, n: int) -> list[Tree]:
     if isinstance(tree, Struct):
         cls: Any = type(tree)
         columns = [unbind(getattr(tree, name), n) for name in array_fields(cls)]
-        kept = {name: getattr(tree, name) for name in _plain_fields(cls)}
+        kept = {name: getattr(tree, name) for name in plain_fields(cls)}
         return [cls(*parts, **kept) for parts in zip(*columns, strict=True)]
     if isinstance(tree, tuple):
         return list(zip(*[unbind(part, n) for part in tree], strict=True)) if tree else [()] * n

@@ -190,10 +190,10 @@ def looks_of(model: nn.Module) -> str:
 
 
 def _form(leaf: Any) -> Any:
-    """What a graph is made for; a float becomes part of it."""
+    """What a graph is made for; a number becomes part of it."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype
-    return leaf if isinstance(leaf, float) else None
+    return leaf if isinstance(leaf, int | float) else None
 
 
 def compile_update(learn: Learn, inputs: Tree, schedules: Schedules, steps: Sequence[OptimizerStep]) -> Update:

@@ -16,7 +16,7 @@ from rlframe.record.metrics import add, noting
 from rlframe.system.cuda_graph import WARM_UPS, CudaGraph, Graph
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.recorded import Learn
-from rlframe.updates.side_effects import Reading, without_side_effects
+from rlframe.updates.side_effects import Reading, without_numbers, without_side_effects
 
 _log = logging.getLogger("rlframe")
 
@@ -51,8 +51,8 @@ class Graphs:
 class Graphed:
     """A function of a tree of tensors that is run directly a few times, then captured, then replayed.
 
-    New shapes or another precision start over with the warm-up, in which calls count too. A function that cannot be
-    captured keeps running directly.
+    New shapes, whole numbers or another precision start over with the warm-up, in which calls count too. A function
+    that cannot be captured keeps running directly.
     """
 
     def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:
@@ -101,7 +101,7 @@ class Graphed:
     def _learn_in_place(self) -> tuple[Tree, Tensor | None]:
         """What `learn` makes of the inputs in their places, and logs; and all numbers of these, together, if any."""
         with without_side_effects(self.learn, reading := Reading()), reading, noting() as noted:
-            results = self.learn(self._placed), noted.values
+            results = self.learn(without_numbers(self._placed)), noted.values
         numbers = [leaf for leaf in leaves(results) if _is_number(leaf)]
         return results, torch.stack(numbers) if numbers else None
 
@@ -128,11 +128,14 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _form(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None
+    """What a graph is made for; a whole number becomes part of it."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype
+    return leaf if isinstance(leaf, int) else None
 
 
 def _placed(inputs: Tree) -> Tree:
-    """In memory of its own, numbers too; other leaves, such as numbers of rows, do not affect learning."""
+    """In memory of its own, floats too; other leaves are as they are."""
     device = next(leaf.device for leaf in leaves(inputs) if isinstance(leaf, Tensor))
 
     def place(leaf: Any) -> Any:

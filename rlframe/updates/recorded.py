@@ -25,7 +25,7 @@ from rlframe.record.metrics import noting
 from rlframe.updates.optimizer_step import OptimizerStep
 from rlframe.updates.progress import Progress
 from rlframe.updates.schedules import Schedules
-from rlframe.updates.side_effects import Reading, SideEffect, without_side_effects
+from rlframe.updates.side_effects import Reading, SideEffect, without_numbers, without_side_effects
 
 Learn = Callable[[Any], Any]  # from the data of an update to a tree of tensors
 
@@ -56,7 +56,7 @@ def record(
     def function(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
         with undo, noting() as noted:
-            result = learn(map_tree(lambda x: next(given) if isinstance(x, Tensor) else x, inputs))
+            result = learn(map_tree(lambda x: next(given) if isinstance(x, Tensor) else x, without_numbers(inputs)))
         found: list[Tensor] = []
         results[:] = [_maker((result, noted.values), found)]
         return [x.detach() for x in found]

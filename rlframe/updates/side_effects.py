@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from rlframe.core.struct import Struct, Tree, array_fields, plain_fields
 
 _PLAIN = (bool, int, float, str, set, type(None))
 _REAL = (Tensor, nn.Parameter)  # others stand for tensors while an update is recorded
@@ -47,6 +49,35 @@ class Reading(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.ids |= {id(x) for x in tree_leaves((args, kwargs)) if type(x) in _REAL}
         return func(*args, **(kwargs or {}))
+
+
+class _Unread:
+    """Stands for a number of a batch beside its tensors, such as n_env_steps: a record has one for all batches."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise SideEffect(
+            f"it reads {self._name} of the batch, a number that the next one may have otherwise; use one of its "
+            f"tensors, such as valid.sum(), or compile=false"
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __neg__ = __abs__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+
+
+def without_numbers(tree: Tree) -> Tree:
+    """Inputs whose plain fields (see Struct) raise SideEffect where they are read; they may be passed on."""
+    if isinstance(tree, Struct):
+        cls: Any = type(tree)
+        found = {name: without_numbers(getattr(tree, name)) for name in array_fields(cls)}
+        return cls(**found, **{name: _Unread(name) for name in plain_fields(cls)})
+    if isinstance(tree, tuple):
+        return tuple(map(without_numbers, tree))
+    return {key: without_numbers(each) for key, each in tree.items()} if isinstance(tree, dict) else tree
 
 
 @contextmanager

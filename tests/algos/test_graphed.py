@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.struct import leaves
+from rlframe.core.types import Samples
 from rlframe.kernels.device import learning_in
 from rlframe.updates.compiled import CompileChoice, Compiled, compiling
 from rlframe.updates.graphed import Graphed
 from rlframe.updates.side_effects import Reading, SideEffect, without_side_effects
 from tests.algos.played import PlayedGraph
-from tests.algos.test_cuda_graph import made
+from tests.algos.test_cuda_graph import batches, made
 
 
 class Adds:
@@ -152,6 +154,32 @@ def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) ->
     with compiling(CompileChoice(True)):
         found = [learn((torch.ones(2), factor)).tolist() for factor in (2.0, 3.0, 2.0)]
     assert (found, len(recorded)) == ([[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]], 2)
+
+
+def mean_reward(samples: Samples) -> Tensor:
+    return samples.reward.sum() / samples.n_env_steps
+
+
+def test_a_count_of_the_batch_is_never_taken_for_that_of_all_batches(
+    recorded: list[Any], warned: Callable[[], list[str]]
+) -> None:
+    batch = batches("a2c")[0]
+    both = [replace(batch, n_env_steps=n) for n in (4, 8)]
+    expected = [float(mean_reward(each)) for each in both]
+    learn, graph = Compiled(mean_reward, made("a2c").schedules, []), Graphed(mean_reward, [], PlayedGraph())
+    with compiling(CompileChoice(True)):
+        assert [float(learn(each)) for each in both] == expected
+    assert [float(graph(each)) for each in both * 3] == expected * 3
+    says = "it reads n_env_steps of the batch, a number that the next one may have otherwise"
+    assert [says in line for line in warned()] == [True, True]
+
+
+def test_a_whole_number_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:
+    learn = Compiled(lambda inputs: inputs[0] * inputs[1], made("a2c").schedules, [])
+    graph = Graphed(lambda inputs: inputs[0] * inputs[1], [], PlayedGraph())
+    with compiling(CompileChoice(True)):
+        assert [learn((torch.ones(1), factor)).tolist() for factor in (2, 3)] == [[2.0], [3.0]]
+    assert [graph((torch.ones(1), factor)).tolist() for factor in (2, 2, 2, 2, 3)] == [[2.0]] * 4 + [[3.0]]
 
 
 def test_an_object_that_is_written_to_between_calls_is_copied_again() -> None:
