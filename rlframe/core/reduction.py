@@ -13,8 +13,18 @@ def _last(before: float, value: float) -> float:
     return value
 
 
+def _min(before: float, value: float) -> float:
+    """NaN if one of them is, which Python's min has only where it comes first."""
+    return value if value < before or value != value else before
+
+
+def _max(before: float, value: float) -> float:
+    """As `_min`."""
+    return value if value > before or value != value else before
+
+
 LARGEST = ("time/slowest_worker",)  # metrics of which that of several processes is the largest
-_REDUCTIONS: Mapping[str, Reduction] = {"sum": operator.add, "last": _last, "min": min, "max": max}
+_REDUCTIONS: Mapping[str, Reduction] = {"sum": operator.add, "last": _last, "min": _min, "max": _max}
 
 
 def reduction_of(name: str) -> Reduction | None:

@@ -88,3 +88,16 @@ def test_counters_of_samplers_are_summed_fractions_averaged_and_the_slowest_work
         "time/fraction_sampler_waiting": pytest.approx(0.3),
         "time/slowest_worker": 1.4,
     }
+
+
+@pytest.mark.parametrize("values", [(1.0, math.nan, 2.0), (math.nan, 1.0, 2.0)])
+def test_nan_is_kept_wherever_it_comes(values: tuple[float, ...]) -> None:
+    metrics, means, vector = Metrics(), InfoMeans(), VectorInfoMeans(1)
+    for value in values:
+        row = {f"gold{end}": value for end in ("", "_sum", "_min", "_max")}
+        metrics.add({f"a/{name}": x for name, x in row.items()})
+        means.add(row)
+        vector.add({name: np.array([x]) for name, x in row.items()}, np.array([True]))
+    for found in (metrics.flush(), means.pop(), vector.pop(0)):
+        assert len(found) == 4
+        assert all(map(math.isnan, found.values()))
