@@ -88,7 +88,7 @@ class _Undo(Reading):
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [x for x in args if isinstance(x, Tensor)]
+        given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)]  # also `out`
         if func._schema.is_mutable and all(type(x) in (Tensor, nn.Parameter) for x in given):
             with _disable_current_modes():
                 for x in given:

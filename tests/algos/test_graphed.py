@@ -174,6 +174,19 @@ def test_a_count_of_the_batch_is_never_taken_for_that_of_all_batches(
     assert [says in line for line in warned()] == [True, True]
 
 
+def test_recording_leaves_what_is_written_by_out_as_it_was(recorded: list[Any]) -> None:
+    source, place = torch.ones(2), torch.zeros(2)
+
+    def learn(inputs: Tensor) -> Tensor:
+        found = inputs + place
+        torch.add(source, source, out=place)
+        return found
+
+    compiled = Compiled(learn, made("a2c").schedules, [])
+    with compiling(CompileChoice(True)):
+        assert [compiled(torch.zeros(2)).tolist() for _ in range(2)] == [[0.0, 0.0], [2.0, 2.0]]
+
+
 def test_a_whole_number_among_the_inputs_is_recorded_anew(recorded: list[Any]) -> None:
     learn = Compiled(lambda inputs: inputs[0] * inputs[1], made("a2c").schedules, [])
     graph = Graphed(lambda inputs: inputs[0] * inputs[1], [], PlayedGraph())
