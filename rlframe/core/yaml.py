@@ -49,6 +49,14 @@ class _ValueDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> Any:
+        """Text of several lines with escapes, in one; YAML itself reads some ends of lines as others."""
+        node = super().represent_str(data)
+        node.style = '"' if data and data.splitlines() != [data] else node.style
+        return node
+
+
+_ValueDumper.add_representer(str, _ValueDumper.represent_str)
 
 for _each in (_ValueLoader, _ValueDumper):
     _each.add_implicit_resolver(_FLOAT, _MORE_FLOATS, list("+-.0123456789IN"))

@@ -18,6 +18,7 @@ VALUES: list[Any] = [
     math.inf,
     [-math.inf, {"limit": math.inf}],
     {"!tuple": [1], "!float": "inf"},
+    ["two\nlines", " \n", "", {"a\x85b": "c\r\nd\u2028"}],
 ]
 
 
@@ -36,6 +37,10 @@ def test_a_value_that_is_passed_on_is_the_same_after_json_yaml_and_params(value:
     assert types_of(from_json(parse_value(format_value(to_json(value))))) == types_of(value)
     config = json.loads(json.dumps(to_flat(from_flat({"env_kwargs": {"x": value}})), allow_nan=False))
     assert types_of(from_flat(config).env_kwargs["x"]) == types_of(value)
+
+
+def test_a_text_of_several_lines_is_written_in_one() -> None:
+    assert format_value({"text": "one\ntwo", "plain": "it's"}) == '{text: "one\\ntwo", plain: it\'s}'
 
 
 def test_nan_is_passed_on_as_a_number() -> None:
