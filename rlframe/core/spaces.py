@@ -16,6 +16,7 @@ from rlframe.core.struct import Tree
 
 # Keys of Dict observations that say which actions an environment allows, and what each action is:
 ACTION_MASK, AVAILABLE_ACTIONS, PRIVILEGED = "action_mask", "available_actions", "privileged"
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class FrameStack(spaces.Box):
@@ -82,7 +83,10 @@ def _parts(space: spaces.Dict | spaces.Tuple, name: str) -> list[tuple[str, Spac
 
 
 def check_action_space(space: Space) -> None:
-    """As `check_observation_space`; also raise ValueError for a Box of integers, with a NaN bound or low >= high."""
+    """As `check_observation_space`; also raise ValueError for a Box of integers, or with wrong bounds.
+
+    They are wrong with a NaN, low >= high, or a finite number beyond float32.
+    """
     check_observation_space(space, "action")
     for name, box in action_parts(space, "action"):
         if not isinstance(box, spaces.Box):
@@ -91,6 +95,9 @@ def check_action_space(space: Space) -> None:
             raise ValueError(f"{name} space {box} holds integers; use MultiDiscrete, or a float Box and round inside")
         if not (box.low < box.high).all():
             raise ValueError(f"{name} space {box} needs low < high everywhere")
+        bounds = np.abs([box.low, box.high]).astype(np.float64)
+        if (np.isfinite(bounds) & (bounds > _LARGEST)).any():
+            raise ValueError(f"{name} space {box} has finite bounds beyond {_LARGEST:.3g}, float32's; use inf for none")
 
 
 def action_parts(space: Space, name: str = "action") -> list[tuple[str, Space]]:
@@ -104,7 +111,7 @@ def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]
     """The numbers of actions that the parts of an action mask are about; () if observations have no mask.
 
     A mask is the entry `action_mask` of a Dict observation, with one number for each of Discrete's actions, or for each
-    of each part's of MultiDiscrete, side by side; above 0: allowed. With Box actions it is an ordinary observation.
+    of each part's of MultiDiscrete, side by side; not 0: allowed. With Box actions it is an ordinary observation.
 
     Raises:
         ValueError: the mask does not fit the actions, or there is nothing else to observe.
@@ -225,6 +232,7 @@ def box_scaling(box: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 def _box_decoder(box: spaces.Box) -> Decoder:
     scale, offset, canonical_low, canonical_high = box_scaling(box)
     as_is = bool((scale == 1).all() and (offset == 0).all())  # no rescaling needed
+    as_is &= bool((canonical_low == box.low).all() and (canonical_high == box.high).all())  # a bound of 0.7 is rounded
 
     def decode(action: np.ndarray) -> np.ndarray:
         decoded = np.maximum(action, canonical_low)  # np.clip takes 3 us more

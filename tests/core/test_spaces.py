@@ -83,6 +83,10 @@ class TestBoxDecoder:
         decode = action_decoder(box([2.0, -INF], [INF, 3.0]))
         assert decode(np.array([[-5.0, -5.0], [50.0, 50.0]], np.float32)).tolist() == [[2, -5], [50, 3]]
 
+    def test_one_bound_of_float64_is_kept_to_the_bit(self) -> None:
+        space = spaces.Box(0.7, INF, (1,), np.float64)
+        assert space.contains(action_decoder(space)(np.array([[-5.0]], np.float32))[0])
+
     def test_bounds_may_be_mixed(self) -> None:
         decode = action_decoder(box([0.0, -INF, 0.0], [4.0, INF, INF]))
         assert decode(np.array([[0.5, 9.0, -1.0]], np.float32)).tolist() == [[3, 9, 0]]
@@ -198,6 +202,7 @@ class TestRefusals:
         [
             (spaces.Box(0, 5, (1,), np.int64), "holds integers"),
             (spaces.Box(1.0, 1.0, (1,)), "low < high"),
+            (spaces.Box(-1e39, 1e39, (1,), np.float64), "has finite bounds beyond 3.4e.38, float32's; use inf"),
         ],
     )
     def test_action_box(self, space: Space, reason: str) -> None:
@@ -206,6 +211,7 @@ class TestRefusals:
 
     def test_supported_spaces_pass(self) -> None:
         check_action_space(ACTION)
+        check_action_space(spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (1,)))
         check_observation_space(spaces.Dict({"image": spaces.Box(0, 255, (8, 8, 3), np.uint8), "parts": ACTION}))
 
 
