@@ -92,7 +92,7 @@ def paths_and_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
     A study's run_* are run_0 run_0.log ...: a log beside the run that it is of is left out.
     """
-    paths = [word for word in argv if "=" not in word or "/" in word.partition("=")[0] or Path(word).exists()]
+    paths = [word for word in argv if "=" not in word or "/" in word.partition("=")[0] or os.path.exists(word)]
     logs = {f"{path}.log" for path in paths}
     return [path for path in paths if path not in logs], [word for word in argv if word not in paths]
 

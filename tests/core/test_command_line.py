@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlframe import evaluate, export, launch, plot
 from rlframe.core.command_line import paths_and_settings, run_command
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import prepare_output
 
 LONG = "x" * 300  # no file system has such names
 
@@ -23,7 +26,6 @@ LONG = "x" * 300  # no file system has such names
         (launch, ["env=CartPole-v1", f"callbacks=[./{LONG}.py:A]"]),
         (launch, ["env=CartPole-v1", f"algo={LONG}.py"]),
         (evaluate, [LONG]),
-        (evaluate, ["a", f"out={LONG}"]),
         (export, [LONG]),
         (plot, [LONG]),
     ],
@@ -36,6 +38,11 @@ def test_a_name_that_is_too_long_for_a_file_is_refused_in_one_line(
     assert said.endswith(" characters): File name too long; use another path\n")
     assert len(said.splitlines()) == 1
     assert len(said) < 300
+
+
+def test_an_output_of_such_a_name_is_refused_with_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"out=x{300} cannot be written: File name too long"):
+        prepare_output(Path("x" * 300))
 
 
 def test_a_file_that_may_not_be_read_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,5 +81,5 @@ def test_paths_are_told_from_settings_and_the_log_beside_a_run_is_left_out(tmp_p
     monkeypatch.chdir(tmp_path)
     for name in ("run_0", "a=b"):
         (tmp_path / name).mkdir()
-    words = ["run_0", "run_0.log", "other.log", "a=b", "c=d", "e/f=g", "h=i/j"]
-    assert paths_and_settings(words) == (["run_0", "other.log", "a=b", "e/f=g"], ["c=d", "h=i/j"])
+    words = ["run_0", "run_0.log", "other.log", "a=b", "c=d", "e/f=g", "h=i/j", f"long={'x' * 300}"]
+    assert paths_and_settings(words) == (["run_0", "other.log", "a=b", "e/f=g"], words[4:5] + words[6:])
