@@ -72,7 +72,7 @@ def cast(key: str, text: str, kind: Any) -> Any:
         ConfigError: it is none.
     """
     origin = get_origin(kind)
-    if origin in (tuple, list) and text[:1] + text[-1:] in ("[]", "()"):
+    if (origin in (tuple, list) or kind is tuple) and text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1]
     try:
         if kind is int:

@@ -70,6 +70,13 @@ def test_any_function_can_be_one() -> None:
     assert found == [1, 5, False, 1.0, (32, 16), (), 1000, {}]
 
 
+def test_a_default_without_entries_takes_a_list_with_brackets() -> None:
+    found: list[object] = []
+    with pytest.raises(SystemExit):
+        rlframe.entrypoint(lambda names=(): found.append(names), ["names=[a,b]"])
+    assert found == [("a", "b")]
+
+
 def test_a_name_for_type_checkers_alone_hides_no_other_type() -> None:
     found: list[object] = []
 
