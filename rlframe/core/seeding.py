@@ -84,13 +84,13 @@ def env_seeds(root: int, role: Role, n: int) -> list[int]:
 
 def distinct_seeds(root: int, role: Role, n: int) -> list[int]:
     """One seed below 2**31 for each of n environments, all distinct."""
-    seeds: list[int] = []
+    seeds: dict[int, None] = {}  # a list takes 1.8 s for 16,384
     for index in range(n):
         seed = seed_int(root, role, index)
         while seed in seeds:  # one in a million at 64 environments
             seed = (seed + 1) % 2**31
-        seeds.append(seed)
-    return seeds
+        seeds[seed] = None
+    return list(seeds)
 
 
 _CHUNK = 64  # seeds drawn at once: 0.3 us per seed instead of 9
