@@ -252,6 +252,8 @@ def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
 class DebugLog(logging.FileHandler):
     """debug.log. A message lost to a disk error is still shown on the console."""
 
+    level_before = logging.NOTSET  # of the logger, before any run's handlers; see `attach`
+
     def __init__(self, path: Path) -> None:
         """Open it to append. Raises as `open_to_append`."""
         super().__init__(path)
@@ -270,6 +272,8 @@ class DebugLog(logging.FileHandler):
 
 class ConsoleMessages(logging.Handler):
     """Shows messages of a level and above on the run's console, so that they do not break its table."""
+
+    level_before = logging.NOTSET  # see DebugLog
 
     def __init__(self, console: Console, level: str) -> None:
         super().__init__(level)
@@ -290,18 +294,23 @@ def speaking_as(name: str) -> AbstractContextManager[None]:
     return set_within(_speaker, name)
 
 
-def attach(handler: logging.Handler, until: ExitStack) -> None:
+def attach(handler: DebugLog | ConsoleMessages, until: ExitStack) -> None:
     """Give rlframe's messages of all levels to a handler until the stack is closed, which closes it."""
-    before, own = _logger.level, _speaker.get()
+    others, own = _attached(), _speaker.get()
+    handler.level_before = others[0].level_before if others else _logger.level
     handler.addFilter(lambda _: not own or _speaker.get() in ("", own))
     _logger.addHandler(handler)
     _logger.setLevel(logging.DEBUG)
-    until.callback(_restore_level, before)
+    until.callback(_restore_level, handler.level_before)
     until.callback(handler.close)
     until.callback(_logger.removeHandler, handler)
 
 
 def _restore_level(level: int) -> None:
-    """As it was before a handler was attached, unless another run has its own."""
-    if not any(isinstance(each, DebugLog | ConsoleMessages) for each in _logger.handlers):
+    """As it was before any handler was attached, once none is."""
+    if not _attached():
         _logger.setLevel(level)
+
+
+def _attached() -> list[DebugLog | ConsoleMessages]:
+    return [each for each in _logger.handlers if isinstance(each, DebugLog | ConsoleMessages)]

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from contextlib import closing
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,17 @@ def failing_run(log_dir: Path) -> None:
     with logger_context(log_dir, console=False) as run:
         run.log({"env_steps": 10, "a": 1.0})
         raise ZeroDivisionError("by zero")
+
+
+def test_runs_that_overlap_leave_the_level_of_messages_as_it_was(tmp_path: Path) -> None:
+    level = LOGGER.level
+    runs = [(copy_context(), logger_context(tmp_path, n, console=False)) for n in range(2)]
+    for context, run in runs:
+        context.run(run.__enter__)
+    for context, run in runs:  # the first one ends first
+        assert LOGGER.level == logging.DEBUG
+        context.run(run.__exit__, None, None, None)
+    assert LOGGER.level == level
 
 
 def test_an_exception_is_logged_reraised_and_closes_everything(tmp_path: Path) -> None:
