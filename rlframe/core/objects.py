@@ -101,7 +101,8 @@ def pickled(value: Any, key: str, name: str) -> bytes:
 @contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
     """Pickle what a module defines by value, if other processes cannot import it."""
-    if module is None or module.__name__ == "__main__" or can_import(module.__name__):  # cloudpickle knows __main__
+    known = {"__main__", *cloudpickle.list_registry_pickle_by_value()}  # by the user, or around this
+    if module is None or module.__name__ in known or can_import(module.__name__):
         yield
         return
     cloudpickle.register_pickle_by_value(module)

@@ -1,17 +1,20 @@
 """Names of Python objects in settings, with and without arguments."""
 
 import importlib
+import importlib.util
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from rlframe.core.config import entries_of
 from rlframe.core.errors import ConfigError
 from rlframe.core.imports import check_loaded
 from rlframe.core.names import find_attribute, find_class, made_by
+from rlframe.core.objects import pickled
 
 number = 3
 
@@ -78,3 +81,22 @@ def test_a_file_that_was_edited_since_it_was_imported_is_no_longer_what_runs(
     importlib.reload(sys.modules["edited_by_hand"])
     assert find_attribute("edited_by_hand:x", "env") == 22
     check_loaded(names)
+
+
+def test_pickling_leaves_a_module_that_the_user_sends_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that other processes cannot import, as its folder is not on sys.path."""
+    spec = importlib.util.spec_from_file_location("elsewhere", tmp_path / "elsewhere.py")
+    assert spec is not None
+    assert spec.loader is not None
+    (tmp_path / "elsewhere.py").write_text("class Walk: pass")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert b"elsewhere" in pickled(module.Walk, "env", "elsewhere:Walk")
+        assert "elsewhere" in cloudpickle.list_registry_pickle_by_value()
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    assert b"Walk" in pickled(module.Walk, "env", "elsewhere:Walk")
+    assert not cloudpickle.list_registry_pickle_by_value()
