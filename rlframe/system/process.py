@@ -272,7 +272,8 @@ class ChildProcess:
             return f"ended with exit status {code}"
         if code == -signal.SIGKILL:
             return "was killed by SIGKILL (by a user, or out of memory)"
-        return f"was killed by {signal.Signals(-code).name}, at\n{self._stack_text()}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # of real time
+        return f"was killed by {name}, at\n{self._stack_text()}"
 
     def _stack_text(self) -> str:
         """Stack traces of the child's threads, written by its signal handlers, so also inside C code."""

@@ -1,4 +1,4 @@
-"""Signals, OpenMP settings, garbage collection and malloc settings."""
+"""Signals, deaths by them, OpenMP settings, garbage collection and malloc settings."""
 
 import ctypes
 import gc
@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from ctypes import c_size_t, c_void_p
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 
 from rlframe.experiment.presets import competing_work
 from rlframe.system.machine import gc_paused, limit_threads, retain_freed_memory, thread_variables
+from rlframe.system.process import ChildDied, ChildProcess
 from rlframe.system.signals import stop_request
+from rlframe.system.worker_main import ParentLink
 
 
 def test_previous_signal_handlers_are_restored_after_an_error():
@@ -119,3 +122,16 @@ def _flags(smaps: Iterable[str], address: int) -> list[str]:
         elif inside and name == "VmFlags:":
             return rest.split()
     raise AssertionError(f"no memory at {address:#x}")
+
+
+def die_by_real_time_signal(parent: ParentLink) -> None:
+    """By one that Python has no name for."""
+    os.kill(os.getpid(), 40)
+
+
+def test_a_death_by_a_signal_without_a_name_is_a_death() -> None:
+    with (
+        closing(ChildProcess("the child", die_by_real_time_signal, ())) as child,
+        pytest.raises(ChildDied, match="was killed by signal 40, at"),
+    ):
+        child.receive(30.0)
