@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from rlframe.core.errors import ReadableError
-from rlframe.core.files import write_file
+from rlframe.core.files import replacing, write_file
 from rlframe.system.actors import CALL_S
 from rlframe.system.cluster import check_room, imported
 
@@ -75,10 +74,8 @@ class ParameterServer:
 
         Raises ReadableError if there are none, OSError on a disk error.
         """
-        (version, values), path = self.get(), Path(path)
-        temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
-        temporary.unlink(missing_ok=True)
+        version, values = self.get()
         arrays = {name: np.ascontiguousarray(x) for name, x in values.items()}
-        write_file(temporary, save(arrays, {"version": str(version)}))
-        temporary.replace(path)
+        with replacing(Path(path)) as new:
+            write_file(new, save(arrays, {"version": str(version)}))
         return version

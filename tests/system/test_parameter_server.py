@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,18 @@ def test_without_a_cluster_it_says_what_to_call(ray: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"ParameterServer needs a Ray cluster: call rlframe.system.cluster.connect"):
         ParameterServer()
+
+
+def test_a_full_disk_leaves_the_last_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, data: bytes) -> None:
+        path.write_bytes(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    server = object.__new__(ParameterServer)  # without Ray
+    monkeypatch.setattr(server, "get", lambda: (1, {"weight": np.ones(3)}))
+    assert server.save(tmp_path / "last.safetensors") == 1
+    before = (tmp_path / "last.safetensors").read_bytes()
+    monkeypatch.setattr("rlframe.system.parameter_server.write_file", half)
+    with pytest.raises(OSError, match="No space left"):
+        server.save(tmp_path / "last.safetensors")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("last.safetensors", before)]
