@@ -83,7 +83,6 @@ class ChildProcess:
         context = multiprocessing.get_context(method)
         self._connection, theirs = context.Pipe()
         line, self._line = context.Pipe(duplex=False)  # closes when we die; watched by the child
-        self._go, self._done = WakeUp(), WakeUp()
         self._shared = share_zeros(np.zeros(child_side.CONTROL_SIZE, np.int64), f"{name}-words")
         self._stack = share_zeros(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
         self._control = self._shared.tree
@@ -91,10 +90,11 @@ class ChildProcess:
         self._lines = 0  # log lines received
         self._values: list[Any] = []  # sent by the child, not yet returned by `receive`
         self._state, self._n_begun = _FREE, 0  # unfinished commands
+        self._go, self._done = WakeUp(), WakeUp()
         process = context.Process(  # type: ignore[attr-defined]
             target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name
         )
-        with _starting, _start_environment():
+        with _starting, _start_environment(), _nameless_after_errors(self._go, self._done):
             multiprocessing.set_forkserver_preload(["rlframe.system.worker_main", *preload])
             process.start()
             assert process.pid
@@ -317,6 +317,17 @@ class ChildProcess:
         self._stack.close()
         self._go.remove_name()  # a child that ended before its start has not
         self._done.remove_name()
+
+
+@contextlib.contextmanager
+def _nameless_after_errors(*wake_ups: WakeUp) -> Iterator[None]:
+    """Remove the names of semaphores if the block, in which a child starts, fails; else the child does."""
+    try:
+        yield
+    except BaseException:
+        for each in wake_ups:
+            each.remove_name()
+        raise
 
 
 def _pickled(value: Any, name: str) -> bytes:

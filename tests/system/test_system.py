@@ -1,6 +1,7 @@
 """Signals, deaths by them, OpenMP settings, garbage collection and malloc settings."""
 
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from ctypes import c_size_t, c_void_p
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -135,3 +137,12 @@ def test_a_death_by_a_signal_without_a_name_is_a_death() -> None:
         pytest.raises(ChildDied, match="was killed by signal 40, at"),
     ):
         child.receive(30.0)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_semaphore(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Mock(side_effect=OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess._Popen", refused)
+    before = set(Path("/dev/shm").glob("sem.rlframe-*"))
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        ChildProcess("the child", print, (), method="spawn")
+    assert set(Path("/dev/shm").glob(f"sem.rlframe-{os.getpid()}-*")) <= before
