@@ -195,7 +195,7 @@ class Metrics:
         self._reduced: dict[str, float] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Add one number or one-element tensor per metric (else ValueError), without synchronizing with a device."""
+        """Add one number or one-element tensor per metric, else ValueError; _sum, _last, _min and _max wait for it."""
         if self.learner:
             values = {of_learner(name, self.learner): value for name, value in values.items()}
         tensors: dict[torch.device, dict[str, Tensor]] = {}
