@@ -23,8 +23,8 @@ from rlframe.evaluation import EvalConfig
 from rlframe.experiment.agents import AgentsConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
-from rlframe.record.console import LEVELS
 from rlframe.record.loggers import DEFAULT_LOGGERS
+from rlframe.record.messages import LEVELS
 from rlframe.record.metrics import signed
 from rlframe.replay.make import PACKAGE as OF_REPLAYS
 from rlframe.rewards import RewardConfig

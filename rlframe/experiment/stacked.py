@@ -27,8 +27,8 @@ from rlframe.experiment.train import train_placed
 from rlframe.experiment.trust import foreign
 from rlframe.kernels.device import choose_device
 from rlframe.models.encoders import has_images
-from rlframe.record.console import speaking_as
 from rlframe.record.loggers import DEFAULT_LOGGERS
+from rlframe.record.messages import speaking_as
 from rlframe.record.snapshot import list_snapshots
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import auto

@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError
 from rlframe.core.files import disk_error
 from rlframe.core.objects import is_own
 from rlframe.record.codec import dump
-from rlframe.record.console import Console, ConsoleMessages, DebugLog, attach, open_console
+from rlframe.record.console import Console
 from rlframe.record.csv_loggers import CsvLogger, JsonlLogger
 from rlframe.record.directory import (
     FILMS,
@@ -32,6 +32,7 @@ from rlframe.record.directory import (
     write_result,
 )
 from rlframe.record.loggers import Logger, MakeLogger, close_logger, make_logger, naming_logger
+from rlframe.record.messages import ConsoleMessages, DebugLog, attach, open_console
 from rlframe.record.retention import Retention, SnapshotPolicy, is_of
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.sync import CHOICE, BaseSync

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Samples
-from rlframe.record.console import debug_is_shown
+from rlframe.record.messages import debug_is_shown
 from rlframe.record.metrics import of_learner
 
 _logger = logging.getLogger("rlframe")
