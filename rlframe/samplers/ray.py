@@ -12,7 +12,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import chz
@@ -57,8 +57,21 @@ class SamplerActor:
         os.environ.update(env_vars)
         torch.set_num_threads(1)
         self.ranks, self.config, self.seed, self.version = SamplerRank(*place), config, seed, -1
+        self._env = env
+
+    @cached_property
+    def envs(self) -> Any:
+        """Made in a call: of an error in a constructor, Ray would tell no more than that an actor died."""
         with use_ranks(self.ranks):
-            self.envs = config.make_envs(env, seed, [()] * max(0, config.worker_count()))
+            return self.config.make_envs(self._env, self.seed, [()] * max(0, self.config.worker_count()))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        envs = self.envs
+        with use_ranks(self.ranks):
+            sampler: Sampler = self.config.make_sampler(envs, self.agent, self.seed)
+            self.config.follow_episodes(sampler)
+        return sampler
 
     def spaces(self) -> tuple[Space, Space, str]:
         return self.envs.observation_space, self.envs.action_space, self.envs.backend
@@ -66,9 +79,6 @@ class SamplerActor:
     def start(self, agent: Agent) -> str:
         """Make the sampler; returns its backend."""
         self.agent = agent
-        with use_ranks(self.ranks):
-            self.sampler = self.config.make_sampler(self.envs, agent, self.seed)
-            self.config.follow_episodes(self.sampler)
         return str(self.sampler.backend)
 
     def collect(self, version: int, values: Mapping[str, np.ndarray]) -> Result:
@@ -143,7 +153,7 @@ class RayActors(Actors):
         self.version = 0
         self.start(config.n_samplers)
         try:
-            found = [self.get(actor.spaces.remote()) for actor in self.actors]
+            found = self.of_all(lambda i: self.actors[i].spaces.remote())
         except BaseException:
             self.close()
             raise
@@ -159,9 +169,10 @@ class RayActors(Actors):
 
     def give(self, agent: Agent) -> str:
         """Give all the agent; returns their backend."""
-        self._agent = [self.ray.put(copy.deepcopy(agent).to("cpu"))]
+        given = self.ray.put(copy.deepcopy(agent).to("cpu"))
         self.push(agent)
-        backends: list[str] = [self.get(actor.start.remote(*self._agent)) for actor in self.actors]
+        backends: list[str] = self.of_all(lambda i: self.actors[i].start.remote(given))
+        self._agent = [given]
         return backends[0]
 
     def push(self, agent: Agent) -> None:
@@ -182,6 +193,11 @@ class RayActors(Actors):
                 self.replace(i, error)
                 reference = again()
 
+    def of_all(self, ask: Callable[[int], Any]) -> list[Any]:
+        """The values of the calls of all actors that `ask` begins, again for one that is replaced."""
+        references = [ask(i) for i in range(len(self.actors))]
+        return [self.sure(i, reference, partial(ask, i)) for i, reference in enumerate(references)]
+
     def take(self, i: int, result: Result, into: BatchBuffer) -> None:
         """Copy the batch of an actor into memory of its size, and keep what else came with it."""
         into.copy(result.samples)
@@ -199,19 +215,13 @@ class RayActors(Actors):
 
     def noise(self) -> list[Any]:
         """The states of all noise generators, in the order of environments."""
-
-        def noise_of(i: int) -> Any:
-            return self.actors[i].noise.remote()
-
-        found = [self.sure(i, noise_of(i), partial(noise_of, i)) for i in range(len(self.actors))]
-        return [state for own in found for state in own]
+        return [state for own in self.of_all(lambda i: self.actors[i].noise.remote()) for state in own]
 
     def load_noise(self, noise: list[Any]) -> None:
         load_noise(rngs := generators(0, Role.NOISE, len(noise)), noise)
         self.seed = new_round(spawned(rngs))  # of actors that replace others; the earlier run's had others
         n = len(noise) // len(self.actors)
-        for i, actor in enumerate(self.actors):
-            self.get(actor.load_noise.remote(noise[i * n : (i + 1) * n]))
+        self.of_all(lambda i: self.actors[i].load_noise.remote(noise[i * n : (i + 1) * n]))
 
 
 class RaySampler(Sampler):

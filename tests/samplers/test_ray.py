@@ -144,6 +144,24 @@ def test_an_error_of_an_environment_is_raised_as_it_was(ray: Any) -> None:
 
 
 @with_cluster
+def test_an_error_of_a_constructor_is_raised_as_it_was(ray: Any) -> None:
+    fault = Fault(faulty.diverge, "constructor")
+    with pytest.raises(EnvError, match="the simulator diverged"), actors({"faults": (fault,)}):
+        pass
+
+
+@with_cluster
+def test_actors_that_die_before_the_first_batch_are_replaced(ray: Any, tmp_path: Path) -> None:
+    fault = Fault(faulty.kill, "constructor", path=str(tmp_path / "fault"))
+    with actors({"faults": (fault,)}) as (made, agent):
+        assert made.restarts.n == 1
+        kill(ray, made.actors[1])
+        sampler = on_ray.RaySampler(made, agent)
+        assert copied(sampler.collect()).valid.any()
+        assert sampler.counters()["sampler/restarts"] == 2
+
+
+@with_cluster
 def test_wishes_beyond_the_cluster_are_refused_with_both_numbers(ray: Any) -> None:
     with pytest.raises(ConfigError, match=r"wants 8 CPUs of the Ray cluster, which has 2"):
         check_room(4, 2.0, "sampler.n_samplers=4")
