@@ -5,7 +5,7 @@ import logging
 import signal
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 ONCE = "once"  # attribute of a log record that is not repeated
@@ -74,12 +74,40 @@ def naming(part: str) -> Iterator[None]:
 
 
 @contextmanager
+def naming_if(is_own: bool, part: str) -> Iterator[None]:
+    """`naming` of a part that may be rlframe's; a ValueError that rlframe raised becomes a ConfigError of its text."""
+    try:
+        with naming(part) if is_own else nullcontext():
+            yield
+    except (PartError, ValueError) as error:
+        cause = error.__cause__ if isinstance(error, PartError) else error
+        if not isinstance(cause, ValueError) or (is_own and not _raised_here(cause)):
+            raise
+        raise ConfigError(str(cause)) from cause
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether the line that raised an exception is rlframe's."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].startswith("rlframe.")
+
+
+@contextmanager
 def prefixed(text: str) -> Iterator[None]:
     """Put a text and a colon, if the text is not empty, before the message of a ConfigError in the block."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"{text}: {error}" if text else str(error)) from None
+
+
+@contextmanager
+def refused(source: str) -> Iterator[None]:
+    """Raise ConfigError, `source: <the message>`, for a ValueError in the block: one about what `source` returned."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 class Interrupted(KeyboardInterrupt):

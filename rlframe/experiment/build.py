@@ -18,8 +18,9 @@ from rlframe.algos import Algorithm
 from rlframe.algos.base import Frozen, warn_if_unused
 from rlframe.algos.defaults import learns_from, learns_jointly
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, pluralize, prefixed
+from rlframe.core.errors import ConfigError, naming_if, pluralize, prefixed, qualified_name
 from rlframe.core.multi_agent import SHARED, JointSpace, joint
+from rlframe.core.objects import is_own
 from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
@@ -182,9 +183,11 @@ def make_learners(
 
 def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm], policy: str = "") -> Algorithm:
     """The algorithm that `make` makes of n_steps and seed."""
-    algo = make(experiment.runner.n_steps, experiment.seed)
+    made_by = f"make_algorithm of algo={kind_of('algo', experiment.algo)}"
+    with naming_if(is_own(experiment.algo), f"{made_by} failed; it is called with (agent, batch_spec, n_steps, seed)"):
+        algo = make(experiment.runner.n_steps, experiment.seed)
     if algo is None:
-        raise ConfigError(f"make_algorithm of algo={kind_of('algo', experiment.algo)} gives None; return an Algorithm")
+        raise ConfigError(f"{made_by} gives None; return an Algorithm")
     warn_if_unused(algo, type(experiment.algo).__module__)
     if experiment.init and experiment.init_with != "agent":
         saved = saved_algorithm(experiment.init, policy)
@@ -197,8 +200,14 @@ def _make_algorithm(experiment: Experiment, make: Callable[[int, int], Algorithm
 
 def _make_rewards(experiment: Experiment, sampler: Source, algo: Algorithm, in_spaces: tuple[Space, Space]) -> Rewards:
     """The rewards that an algorithm learns from, with their bonus."""
-    n_steps, bonus = experiment.runner.n_steps, experiment.reward.bonus
-    return bonus.add_to(rewards_for(sampler, algo), algo, in_spaces, n_steps, experiment.seed)
+    n_steps, bonus, before = experiment.runner.n_steps, experiment.reward.bonus, rewards_for(sampler, algo)
+    made_by = f"add_to of {qualified_name(type(bonus))}"
+    called = "is called with (rewards, algo, (observation_space, action_space), n_steps, seed)"
+    with naming_if(is_own(bonus), f"{made_by} failed; it {called}"):
+        rewards = bonus.add_to(before, algo, in_spaces, n_steps, experiment.seed)
+    if not isinstance(rewards, Rewards):
+        raise ConfigError(f"{made_by} gives {type(rewards).__name__}; return Rewards")
+    return rewards
 
 
 def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
@@ -333,12 +342,12 @@ def make_agent(
     for key, given in {"distribution": model.distribution != "auto", **of_boxes}.items():
         if given and not boxes:
             raise ConfigError(f"model.{key} is for Box actions, and those of {experiment.env} are {action_space}")
-    try:
+    made_by = f"make_agent of algo={kind_of('algo', experiment.algo)}"
+    called = "is called with (observation_space, action_space, model, seed)"
+    with naming_if(is_own(experiment.algo), f"{made_by} failed; it {called}"):
         agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if agent is None:
-        raise ConfigError(f"make_agent of algo={kind_of('algo', experiment.algo)} gives None; return an Agent")
+        raise ConfigError(f"{made_by} gives None; return an Agent")
     has_norm = any("norms." in name for name, _ in agent.named_parameters())
     if model.norm != "none" and not has_norm and not has_own(getattr(agent, "model", agent)):
         raise ConfigError(

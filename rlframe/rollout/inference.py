@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,14 @@ from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
-from rlframe.core.errors import ConfigError, qualified_name
+from rlframe.core.errors import ConfigError, naming, qualified_name
+from rlframe.core.objects import is_own
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer
-from rlframe.core.types import AgentInputs
+from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.kernels.transfer import Packed
 from rlframe.models import numpy_inference
+from rlframe.models.base import has_own
 from rlframe.models.numpy_inference import BLOCK
 from rlframe.rollout.buffer import NOBODY, AgentOutputs, BatchBuffer, EnvRows, empty_rows
 from rlframe.system.cuda_graph import WARM_UPS, CudaGraph
@@ -244,17 +247,22 @@ class CpuInference:
 
 
 def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> AgentOutputs:
-    """Memory for an agent's outputs, with its initial state. Calls `agent.step` on one row to learn the shapes."""
-    device, named = next(agent.parameters()).device, qualified_name(type(getattr(agent, "model", agent)))
+    """Memory for an agent's outputs, with its initial state. Calls `agent.step` on one row to learn the shapes.
+
+    Raises:
+        PartError: a user's agent or network fails to act.    ConfigError: it returns what cannot be stored.
+    """
+    named = qualified_name(type(getattr(agent, "model", agent)))
     if wrong := [x.shape for x in leaves(agent.initial_state([*env_ids[:1]] * 2)) if x.shape[:1] != (2,)]:
         raise ConfigError(
             f"initial_state of {named} gives {list(wrong[0])} for two environments; its arrays are [n, ...], a row for "
             f"each of n"
         )
-    row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0, :1].torch().to(device)
-    state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids[:1]))
-    noise = map_tree(torch.from_numpy, agent.no_noise((1,)))
-    step = agent.step(row, state, map_tree(lambda x: x.to(device), noise))
+    is_users = is_own(agent) or has_own(getattr(agent, "model", agent))
+    with naming(f"{named} failed to act on one row") if is_users else nullcontext():
+        state, step = _one_step(agent, rows, env_ids)
+    if is_users:
+        _check_step(agent, step, rows)
     before, after = ([list(x.shape) for x in leaves(each)] for each in (state, step.state))
     if before != after:
         raise ConfigError(
@@ -264,6 +272,35 @@ def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> 
     initial = map_tree(lambda x: np.array(as_numpy(x)), agent.initial_state(env_ids))
     info = map_tree(lambda x: np.zeros((rows.T, rows.B, *x.shape[1:]), as_numpy(x).dtype), step.info)
     return AgentOutputs(info, map_tree(np.copy, initial), initial)
+
+
+def _one_step(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> tuple[Tree, AgentStep]:
+    """The state before row 0 of the first environment, and the step from there, without noise."""
+    device = next(agent.parameters()).device
+    row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0, :1].torch().to(device)
+    state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids[:1]))
+    noise = map_tree(torch.from_numpy, agent.no_noise((1,)))
+    return state, agent.step(row, state, map_tree(lambda x: x.to(device), noise))
+
+
+def _check_step(agent: Agent, step: AgentStep, rows: EnvRows) -> None:
+    """Raise ConfigError if a step has no actions of the space, or noise is not drawn for each time step."""
+    named = qualified_name(type(agent))
+    if not isinstance(step, AgentStep):
+        raise ConfigError(
+            f"{named}.step returned {type(step).__name__}; return AgentStep(action=..., info=..., state=...), with () "
+            f"for what there is not"
+        )
+    acted, wanted = ([list(x.shape) for x in leaves(each)] for each in (step.action, rows.action[0, :1]))
+    if acted != wanted:
+        raise ConfigError(f"{named}.step acts on one row by an action of shape {acted}; of this space it is {wanted}")
+    drawn, two = (agent.noise(np.random.default_rng(0), lead) for lead in ((), (2,)))
+    expected, found = [[2, *x.shape] for x in leaves(drawn)], [list(x.shape) for x in leaves(two)]
+    if expected != found:
+        raise ConfigError(
+            f"{named}.noise(rng, (2,)) has arrays {found}, which must be {expected}: [*lead, ...], a draw for each "
+            f"time step"
+        )
 
 
 def empty_batch(

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.arguments import checked
-from rlframe.core.errors import Interrupted, SnapshotError, one_line
+from rlframe.core.errors import Interrupted, SnapshotError, one_line, refused
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples, Trajectory
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
@@ -258,11 +258,7 @@ class Runner(ABC):
             self.callbacks.call("on_episode", episode)
 
     def update(self, learner: Learner) -> None:
-        """Make one update.
-
-        Raises:
-            Diverged: its loss or gradient was NaN or Inf, and runner.nonfinite is stop.
-        """
+        """Make one update. Raises Diverged if its loss or gradient was NaN or Inf, and runner.nonfinite is stop."""
         progress = learner.algo.progress
         if self.clock is Clock.UPDATES:
             progress.schedule(progress.updates)
@@ -272,7 +268,8 @@ class Runner(ABC):
         if progress.skipped_updates:
             skip_update(learner, metrics, self.options.nonfinite, first=not self.skips_updates)
             self.skips_updates = True
-        self.log.metrics.add(named := learner.named({f"algo/{name}": value for name, value in metrics.items()}))
+        with refused(f"{type(learner.algo).__name__}.update"):
+            self.log.metrics.add(named := learner.named({f"algo/{name}": value for name, value in metrics.items()}))
         self.callbacks.call_of(learner.name, "on_update", named)
         if self.ranks.world_size > 1 and (found := self._statistics[learner.name]):
             self.ranks.average(found, 1.0)

@@ -103,8 +103,18 @@ class Learner:
                 )
 
     def receive(self, samples: Samples) -> None:
-        """Let the algorithm receive a batch, with the rewards that it learns from."""
-        self.algo.receive(self.rewards(samples))
+        """Let the algorithm receive a batch, with the rewards that it learns from.
+
+        Raises:
+            PartError: an algorithm or a bonus of the user's own raised an exception.    ConfigError: no Samples.
+        """
+        with naming(f"{qualified_name(type(self.rewards))} failed") if is_own(self.rewards) else nullcontext():
+            learned_from = self.rewards(samples)
+        if not isinstance(learned_from, Samples):
+            name = qualified_name(type(self.rewards))
+            raise ConfigError(f"{name} returned {type(learned_from).__name__}; return Samples, with the new rewards")
+        with naming(f"{self._own_algorithm} failed in receive") if self._own_algorithm else nullcontext():
+            self.algo.receive(learned_from)
 
     def update(self) -> UpdateMetrics:
         """Make one update.
