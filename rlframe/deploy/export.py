@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError, ReadableError, one_line
+from rlframe.core.objects import is_own
 from rlframe.core.spaces import PRIVILEGED
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.evaluation.policy import GreedyPolicy
@@ -158,6 +159,12 @@ def compare(flat: FlatGreedy, policy: Policy) -> float:
         state = list(results[len(expected) :])
         for one, other in zip(expected, results, strict=False):
             largest = max(largest, _difference(one, other))
+    if largest > _TOLERANCE and is_own(greedy.agent):
+        name = type(greedy.agent).__name__
+        raise ExportError(
+            f"the exported policy, which is {name}.greedy, acts otherwise than {name}.step with noise of zeros, by "
+            f"{largest:g}; both must give the same action, as evaluations play by step"
+        )
     if largest > _TOLERANCE:
         raise ExportError(f"the exported policy acts differently, by {largest:g}; please report this")
     return largest
