@@ -341,7 +341,11 @@ def find_module(name: str, package: str) -> ModuleType:
     if preset := vars(importlib.import_module(package)).get("PRESETS", {}).get(name.lower()):
         raise ConfigError(f"{name!r} is settings of another algorithm; begin with a preset of it: experiment={preset}")
     if "." not in target or not all(part.isidentifier() for part in target.split(".")):
-        hint = f"; for your file write ./{name}.py" if os.path.isfile(f"{name}.py") else nearest(name, known)
+        hint = (
+            f"; for your file write ./{os.path.normpath(name)}.py"
+            if os.path.isfile(f"{name}.py")
+            else nearest(name, known)
+        )
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){hint}")
     try:
         return imported(target)

@@ -257,6 +257,8 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     module, colon, rest = id_.rpartition(":")
     if colon and (module.endswith(".py") or rest.isidentifier()):
         return _checked(id_, rest, _find(id_, id_))
+    if id_.endswith(".py"):
+        raise ConfigError(f"env={id_} names no class of the file; write env={id_}:NAME, with that of the environment")
     namespace = rest.partition("/")[0]
     package, extra = _OF_NAMESPACE.get(namespace, ("", ""))
     if package and importlib.util.find_spec(package) is None:
