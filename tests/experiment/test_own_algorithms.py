@@ -192,3 +192,13 @@ def test_a_file_without_its_class_is_told_how_to_name_it(tmp_path: Path, capsys:
     (tmp_path / "shop.py").write_text("")
     assert launch.main([f"env={tmp_path}/shop.py", "dry_run=true"]) == 2
     assert f"names no class of the file; write env={tmp_path}/shop.py:NAME" in capsys.readouterr().err
+
+
+def test_a_file_without_its_ending_is_told_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for word in ("./mine", "mine"):
+        assert launch.main([f"algo={word}", "env=CartPole-v1", "dry_run=true"]) == 2
+        assert capsys.readouterr().err.strip().endswith("; for your file write ./mine.py")
