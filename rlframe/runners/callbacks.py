@@ -213,6 +213,8 @@ class Callbacks:
         found = []
         for callback, before in zip(self.all, self._at_start or map(_contents, self.all), strict=True):
             entry = {"name": name_of(callback), "state": _call(callback, "state_dict")}
+            if entry["state"] and type(callback).load_state_dict is Callback.load_state_dict:
+                warn_once(f"callback {entry['name']} has no load_state_dict, and begins anew when the run is resumed")
             if unsaved := _unsaved(callback, before):
                 warn_once(
                     f"callback {entry['name']} has no state_dict, and begins anew when the run is resumed: "

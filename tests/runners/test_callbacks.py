@@ -355,3 +355,16 @@ def test_without_callbacks_nothing_is_called_but_one_look_up_a_batch_an_update_a
     del asked["on_episode"]  # one of each
     assert asked == {"on_batch": 3, "on_update": 3, "on_log": 3}
     assert not any(Callbacks([Callback()])._by_hook.values()), "hooks that are not overridden are not called"
+
+
+class Halved(Callback):
+    """Saves a state that it never loads."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": 1}
+
+
+def test_a_state_that_is_saved_and_never_loaded_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    Callbacks([Halved(), Counter()]).state_dict()
+    assert caplog.text.count("has no load_state_dict, and begins anew when the run is resumed") == 1
+    assert "Halved has no load_state_dict" in caplog.text
