@@ -371,7 +371,7 @@ class Runner(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restore a saved state; returns why each environment's episode starts anew, empty where it continues."""
         self.learners.load_state_dict(state)
-        self.updates_left = self.learners.updates_due()
+        self.updates_left = self.clock is Clock.ENV_STEPS and self.learners.updates_due()
         reasons = self.sampler.load_state_dict(state["sampler"])
         self.refresh()
         self.log.load_state_dict(state["runner"])

@@ -172,3 +172,17 @@ def test_the_command_line_says_that_no_replay_is_a_data_set_yet(
     assert launch.main(["runner=offline_rl", "algo=dqn", "env=CartPole-v1", f"log_dir={tmp_path / 'runs'}"]) == 2
     assert "runner=offline_rl learns from data" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_ends_although_rows_that_the_algorithm_received_have_more_updates_due() -> None:
+    sampler = SerialSampler(make_envs(ENV, 4, [0, 1, 2, 3]), offline().agent, 32)
+    with offline(callbacks=[StopsAfter(70)]) as runner:
+        runner.algo.receive(sampler.collect())
+        runner.train()
+        state = runner.state_dict()
+        assert runner.algo.updates_due()
+    sampler.close()
+    with offline(callbacks=[StopsAfter(70)]) as again:
+        again.load_state_dict(state)
+        again.train()
+    assert again.updates == 60
