@@ -148,8 +148,9 @@ class TrainingLog:
         self.follow(state["latest"])
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
-        self.recent.extend(Trajectory(*row) for row in state["recent"])
-        self.least_exploring.extend(Trajectory(*row) for row in state["least_exploring"])
+        self.unrecorded, n = [], self.recent.maxlen
+        self.recent = deque((Trajectory(*row) for row in state["recent"]), n)
+        self.least_exploring = deque((Trajectory(*row) for row in state["least_exploring"]), n)
 
 
 def _mean_of(diagnostic: str) -> str:

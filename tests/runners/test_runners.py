@@ -225,3 +225,13 @@ def test_a_runner_in_ranks_evaluates_as_it_does_alone(runner: str, n_episodes: i
     launch_ranks = for_ranks(from_flat({"runner": runner, "runner.n_steps": 77}), 2)
     assert type(launch_ranks.runner).__module__ == "rlframe.runners.sync_rl"
     assert (launch_ranks.world_size, launch_ranks.runner.n_steps, launch_ranks.eval.n_episodes) == (2, 77, n_episodes)
+
+
+def test_a_state_that_is_loaded_takes_the_place_of_the_episodes_before():
+    """Else a run that goes back to its own state has them twice in its means."""
+    sampler, agent, algo = parts(EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 4}))
+    with MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64, log_interval_steps=64)) as runner:
+        runner.train()
+        n, state = len(runner.log.recent), runner.state_dict()
+        runner.load_state_dict(state)
+        assert len(runner.log.recent) == n > 0
