@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -183,8 +184,7 @@ def facts_of(config: Mapping[str, Any], algo: str, seed: int) -> dict[str, Any]:
 
 
 def named_for(name: str, seed: int, run_ID: int, rank: int) -> str:
-    """The name of a run's dataset: {seed} and {run_ID} replaced, and of another rank than 0, -rank1 before -v0."""
+    """The name of a run's dataset: {seed} and {run_ID} replaced, and of another rank than 0, -rank1 before any -v0."""
     if set(found := name.replace("{seed}", str(seed)).replace("{run_ID}", str(run_ID))) & set("{}"):
         raise ConfigError(f"record={name:.100} may have {{seed}} and {{run_ID}} in braces, and nothing else")
-    stem, dash, version = found.rpartition("-v")
-    return f"{stem}-rank{rank}{dash}{version}" if rank and dash else found
+    return re.sub(r"(-v\d+)?/*$", rf"-rank{rank}\1", found, count=1) if rank else found

@@ -23,6 +23,7 @@ from rlframe.data.episodes import as_batches
 from rlframe.evaluation.recording import EvaluationRecorder
 from rlframe.experiment.job import check_words
 from rlframe.record.snapshot import list_snapshots
+from rlframe.runners.recording import named_for
 from tests.data.episodes import CARTPOLE, arrays, episodes
 from tests.data.telling import check_told
 from tests.processes import launching, until
@@ -279,3 +280,17 @@ def test_how_probable_actions_of_dqn_were_is_recorded_as_its_epsilon_falls(tmp_p
     assert evaluate.main([*explored, f"dataset={tmp_path}/explored-v0"]) == 0
     p = np.exp(np.concatenate([each.info["log_prob"] for each in open_dataset(tmp_path / "explored-v0").episodes()]))
     assert {round(float(x), 4) for x in p} == {0.2, 0.8}
+
+
+@pytest.mark.parametrize(
+    ("name", "of_rank_1"),
+    [
+        ("pong-v0", "pong-rank1-v0"),
+        ("./data/pong", "./data/pong-rank1"),
+        ("./data/pong/", "./data/pong-rank1"),
+        ("./my-videos/pong", "./my-videos/pong-rank1"),
+    ],
+)
+def test_each_rank_has_a_dataset_of_its_own(name: str, of_rank_1: str) -> None:
+    assert named_for(name, 0, 0, rank=0) == name
+    assert named_for(name, 0, 0, rank=1) == of_rank_1
