@@ -46,6 +46,8 @@ class Moments(Optimizer):
         lists: list[list[Any]] = [self.parameters, gradients, steps, *self._moments]
         if any(gradient is None for gradient in gradients):
             lists = [[x for x, g in zip(each, gradients, strict=True) if g is not None] for each in lists]
+            if not lists[0]:  # kernels take no empty lists
+                return
             torch._foreach_add_(lists[2], 1.0 if skipped is None else [1 - skipped] * len(lists[2]))
         else:
             self._n_steps += 1.0 if skipped is None else 1 - skipped

@@ -311,3 +311,10 @@ def test_wrong_keys_are_refused_in_one_line(keys: dict[str, str], message: str) 
 def test_an_optimizer_that_is_neither_a_name_nor_a_config_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algo.optimizer=<class .*Adam'> must be a name such as adam"):
         dqn.Config(optimizer=torch.optim.Adam)  # type: ignore[arg-type]
+
+
+def test_muon_moves_vectors_alone_where_no_matrix_has_a_gradient() -> None:
+    optimizer, (vector, matrix) = made("muon"), parameters()
+    advance(optimizer, 1.0, n=1)
+    assert not torch.equal(optimizer.parameters[0], vector)
+    assert torch.equal(optimizer.parameters[1], matrix)
