@@ -14,6 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import BaseEvaluator
+from rlframe.rewards.base import UnchangedRewards
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig
@@ -42,9 +43,14 @@ class OfflineRl(Runner):
 
     def prepare(self) -> None:
         """Raises:
-        ConfigError: an algorithm has no rows to learn from.
+        ConfigError: an algorithm has no rows to learn from, or a learner changes rewards.
         """
         for learner in self.learners.values():
+            if not isinstance(learner.rewards, UnchangedRewards):
+                raise ConfigError(
+                    f"OfflineRl learns from the rewards in replay as they are, and the learner{learner.of} has "
+                    f"{type(learner.rewards).__name__}, which changes those of a sampler; leave it out"
+                )
             if not learner.algo.n_rows():
                 raise ConfigError(
                     f"{type(learner.algo).__name__} has no rows to learn from: OfflineRl is for algorithms "

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.core.types import BatchSpec
 from rlframe.deploy.load import load_policy
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs.options import EnvOptions
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
+from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.runners import Callback, Learner, MinibatchRl, OfflineRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 from tests.runners.resumed import count_equal, last_state, log
@@ -164,6 +167,11 @@ def test_an_algorithm_without_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="PPO has no rows to learn from"):
         OfflineRl(Learner(agent, algo), OPTIONS)
     envs.close()
+
+
+def test_rewards_that_would_be_ignored_are_refused() -> None:
+    with offline() as runner, pytest.raises(ConfigError, match="the learner has NormalizedRewards"):
+        OfflineRl(replace(runner.learner, rewards=NormalizedRewards(0.99, EnvOptions())), OPTIONS)
 
 
 def test_the_command_line_says_that_no_replay_is_a_data_set_yet(
