@@ -55,8 +55,9 @@ def trainable(
     Args:
         metrics: rows are reported once all of these are known; default: the mean return, eval/return_mean, or
             episode/return_mean in a run that does not evaluate. Schedulers fail on a report without their metric.
-        checkpoint_every: reports for each checkpoint, the last report has one anyway; 0: none. Trials that PBT, PB2
-            or HyperBand pause go back to their last checkpoint, and so need one at each report.
+        checkpoint_every: reports for each checkpoint, the last report has one anyway, unless the run is stopped
+            after it, between two rows; 0: none. Trials that PBT, PB2 or HyperBand pause go back to their last
+            checkpoint, and so need one at each report.
     Raises:
         ConfigError: in the trial, before training: a setting is wrong. At its end: it never had one of the metrics.
     """
@@ -106,7 +107,8 @@ def _train_trial(settings: Mapping[str, Any], metrics: Sequence[str], checkpoint
             if any(name not in latest for name in wanted):
                 continue
             n_reports += 1
-            if checkpoint_every and (n_reports % checkpoint_every == 0 or run.runner.end_reason):
+            is_last = run.runner.end_reason or run.runner.stop_requested()
+            if checkpoint_every and (n_reports % checkpoint_every == 0 or is_last):
                 with TemporaryDirectory(prefix="rlframe_tune_") as folder:
                     run.save(folder)
                     tune.report(dict(latest), checkpoint=tune.Checkpoint.from_directory(folder))

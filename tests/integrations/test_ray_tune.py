@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,33 @@ def test_without_ray_tune_the_message_has_the_command(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r'pip install "rlframe\[tune\]"'):
         import rlframe.integrations.ray_tune  # noqa: F401
+
+
+def test_the_report_at_which_a_callback_stops_the_run_has_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Enough(Callback):
+        def on_log(self, row: Mapping[str, float]) -> None:
+            if row["env_steps"] >= 512:
+                self.stop("enough")
+
+    trial = SimpleNamespace(
+        get_trial_resources=lambda: SimpleNamespace(bundles=[{"CPU": 1.0}]), get_trial_dir=lambda: str(tmp_path)
+    )
+    saved: list[bool] = []
+    tune: Any = ModuleType("ray.tune")
+    tune.get_context, tune.get_checkpoint = lambda: trial, lambda: None
+    tune.Checkpoint = SimpleNamespace(from_directory=str)
+    tune.report = lambda row, checkpoint="": saved.append(bool(checkpoint))
+    ray: Any = ModuleType("ray")
+    ray.tune = tune
+    for name, module in {"ray": ray, "ray.tune": tune}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "rlframe.integrations.ray_tune", raising=False)
+    found = importlib.import_module("rlframe.integrations.ray_tune")
+    sys.modules.pop(found.__name__)  # so that no other test gets it
+    found.trainable({**SMALL, "callbacks": [Enough()]}, checkpoint_every=10)({})
+    assert saved == [False, False, True]
 
 
 @of_tune
