@@ -100,8 +100,8 @@ class Callback:
         """Log a metric: the row of the log has the mean of the interval's values.
 
         Or what its name ends in: _sum, _last, _min or _max. `rlframe.log` does the same from anywhere else. A value
-        logged in `on_log` is in that row. With several ranks the row has the values of rank 0, but for metrics named
-        algo/..., which are averaged over ranks.
+        logged in `on_log` is in that row as it is, of rank 0, in place of what the interval had of this name. With
+        several ranks the row has the values of rank 0, but for metrics named algo/..., which are averaged over ranks.
 
         Raises:
             ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
