@@ -175,6 +175,8 @@ class League(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not state["playing"]:  # saved before the training began
+            return
         if len(state["playing"]) != len(self._opponents):
             raise ConfigError(
                 f"agents.league.opponents={len(self._opponents)}, and the run was saved with {len(state['playing'])}"

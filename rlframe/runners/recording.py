@@ -153,10 +153,9 @@ class Recorder(Callback):
         self._flush()
 
     def state_dict(self) -> dict[str, Any]:
-        if not self._records:
+        if self._writer is None:  # it does not record, or not yet
             return self._resumed
         self._flush_all()
-        assert self._writer is not None
         streams = {str(k): each.state_dict() for k, each in self._cutters.items()}
         written = {"n_episodes": self._writer.n_episodes, "token": self._writer.token, "of_run": self._of_run}
         return {**written, "streams": streams}

@@ -282,6 +282,15 @@ def test_how_probable_actions_of_dqn_were_is_recorded_as_its_epsilon_falls(tmp_p
     assert {round(float(x), 4) for x in p} == {0.2, 0.8}
 
 
+def test_a_run_that_is_saved_before_its_first_row_records_once_it_goes_on(tmp_path: Path) -> None:
+    keys = {"n_steps": 128, "sampler": {"name": "serial", "batch_T": 16, "batch_B": 4}, "eval": {"n_episodes": 0}}
+    with rlframe.build("ppo", "CartPole-v1", record=f"{tmp_path}/data-v0", log_dir=str(tmp_path), **keys) as run:
+        run.save(tmp_path / "saved")
+    with rlframe.restore(tmp_path / "saved", log_dir=str(tmp_path / "restored"), trust=True) as run:
+        run.train()
+    assert open_dataset(tmp_path / "data-v0").n_episodes > 0
+
+
 @pytest.mark.parametrize(
     ("name", "of_rank_1"),
     [
