@@ -184,7 +184,7 @@ class Runner(ABC):
         return stop_request(snapshot_grace_s(), left_s, self.ranks.forward_signal)
 
     def rows(self) -> Generator[dict[str, float]]:
-        """Train as `train` does, and give each row of the log once it is written; signals are left to the caller.
+        """Train as `train` does, and give each row of the log once written; signals and max_time_s are the caller's.
 
         Closed before the end, it writes a snapshot. Advance it in one context of contextvars only.
         """
