@@ -100,8 +100,7 @@ class Runner(ABC):
         self.evaluations = EvaluationSchedule(evaluator, self.ranks, options.log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch
         self.described = DescribedBatches()
-        self.skips_updates = False  # an update was skipped since the start
-        self.empty_batch = False  # the newest one has no env step
+        self.skips_updates = self.empty_batch = False  # an update was skipped; the newest batch has no env step
         self.stop = StopRequest()
         self.prepare()
         apply_affinity(affinity)
@@ -193,8 +192,9 @@ class Runner(ABC):
         try:
             how, why = yield from self._rows()
         except BaseException as error:
-            stopped = isinstance(error, Interrupted | GeneratorExit)
-            write_result(self, "interrupted" if stopped else "failed", str(error) or "closed before its end")
+            stopped = isinstance(error, Interrupted | GeneratorExit | KeyboardInterrupt)
+            why = str(error) or ("closed before its end" if type(error) is GeneratorExit else type(error).__name__)
+            write_result(self, "interrupted" if stopped else "failed", why)
             raise
         write_result(self, how, why)
 

@@ -235,3 +235,24 @@ def test_a_state_that_is_loaded_takes_the_place_of_the_episodes_before():
         n, state = len(runner.log.recent), runner.state_dict()
         runner.load_state_dict(state)
         assert len(runner.log.recent) == n > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "ended", "reason"),
+    [
+        (AssertionError, "failed", "AssertionError"),
+        (KeyboardInterrupt, "interrupted", "KeyboardInterrupt"),
+        (GeneratorExit, "interrupted", "closed before its end"),
+    ],
+)
+def test_the_result_says_which_error_without_a_message_ended_the_run(error, ended, reason, tmp_path, monkeypatch):
+    def fail():
+        raise error
+
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"), 64)
+    runner = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64))
+    monkeypatch.setattr(sampler, "collect", fail)
+    with runner, pytest.raises(error), logger_context(tmp_path, console=False) as run:
+        list(runner.rows())
+    result = read_json(run.directory / "result.json")
+    assert (result["ended"], result["reason"]) == (ended, reason)
