@@ -116,8 +116,9 @@ def as_matrix(weight: Tensor) -> Tensor:
 def orthogonalized(matrix: Tensor, n_iterations: int = 5) -> Tensor:
     """About U V^T of the singular value decomposition U S V^T of matrices [..., rows, columns].
 
-    X <- a X + b (X X^T) X + c (X X^T)² X from X = G / |G|, which brings every singular value to between 0.7 and 1.2. It
-    computes in float32, where the authors' code has bfloat16.
+    X <- a X + b (X X^T) X + c (X X^T)² X from X = G / |G|, of which five iterations bring singular values above 0.002
+    to between 0.68 and 1.21, and multiply much smaller ones by 480. It computes in float32, where the authors' code has
+    bfloat16.
     """
     x = matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
