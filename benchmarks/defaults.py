@@ -163,7 +163,9 @@ def main(words: dict[str, str]) -> None:
             if has(rows_in(out, COLUMNS), framework=framework, row=name, seed=seed):
                 continue
             command = [sys.executable, "-m", "benchmarks.defaults", f"framework={framework}", f"rows={name}"]
-            subprocess.run([*command, f"seeds={seed}", f"out={out}", "one=true"], env={**os.environ, **threads})
+            subprocess.run(
+                [*command, f"seeds={seed}", f"out={out}", "one=true"], env={**os.environ, **threads}, check=True
+            )
 
 
 if __name__ == "__main__":

@@ -70,6 +70,9 @@ def train_rlframe(preset: str, env: str, seed: int, record: Record, every: int =
         def __init__(self) -> None:
             self.before, self.evaluating = cpu_seconds(), 0.0
 
+        def on_start(self, runner: Any) -> None:
+            self.before = cpu_seconds()  # building is no evaluation
+
         def on_batch(self, samples: Any) -> None:
             self.before = cpu_seconds()
 
