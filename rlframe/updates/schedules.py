@@ -36,15 +36,17 @@ class Schedules:
         names = list(chz.chz_fields(config)) if chz.is_chz(config) else list(vars(config))
         fields = {name: getattr(config, name) for name in names}
         self.config, self.n_steps, self.progress, self.device = config, n_steps, progress, torch.device(device)
-        used = fields.keys() - idle_fields(config)
-        given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name in used}
-        self.curves = {name: x.over(n_steps) for name, x in given.items()}
+        idle = idle_fields(config)
+        given = {name: x.over(n_steps) for name, x in fields.items() if isinstance(x, Schedule)}
+        self.curves = {name: each for name, each in given.items() if name not in idle}
+        fields |= {name: each(0) for name, each in given.items() if name in idle}  # losses may read it all the same
         self.now: Any = config
         self.compiles = True  # no function of these numbers has failed to compile
         self._places: dict[str, Tensor] = {}  # of a GPU
         self._recorded: dict[str, Tensor] = {}  # of a CPU, where compiled updates read them
-        if self.curves:
+        if given:
             self.now = SimpleNamespace(**fields)
+        if self.curves:
             progress.followers.append(self.follow)
             if self.device.type == "cuda":
                 self.place(device)

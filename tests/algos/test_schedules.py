@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 import torch
 
-from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, pqn, r2d1, sac, td3
+from rlframe.algos import a2c, appo, ddpg, dqn, impala, marwil, pg, ppo, pqn, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import accepts_schedule
 from rlframe.core.types import BatchSpec
@@ -41,7 +41,10 @@ every = pytest.mark.parametrize("name", CASES)
 
 
 def made(name: str, **more: Any) -> Any:
-    module, env, settings = CASES[name]
+    return made_of(*CASES[name], **more)
+
+
+def made_of(module: Any, env: str, settings: dict[str, Any], **more: Any) -> Any:
     spaces = gymnasium.make(env)
     model = ModelConfig(hidden=(8,), memory="gru" if module is r2d1 else "none", memory_size=4)
     config = module.Config(**settings | more)
@@ -71,6 +74,21 @@ def test_a_level_schedule_of_every_field_learns_what_the_numbers_learn(name: str
     logged = {key.removeprefix("algo/") for key in other.counters()}
     assert logged >= set(given)
     assert not set(one.counters()) & {f"algo/{key}" for key in given}
+
+
+IDLE: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "eta": (*CASES["r2d1"][:2], {**CASES["r2d1"][2], "prioritized": False}),
+    "most_weight": (marwil, "CartPole-v1", {**REPLAY, "beta": 0.0}),
+}
+
+
+@pytest.mark.parametrize("field", IDLE)
+def test_a_schedule_of_a_field_that_does_nothing_changes_nothing(field: str) -> None:
+    one, other = made_of(*IDLE[field]), made_of(*IDLE[field], **{field: "linear(1,0.5)"})
+    data = collected("CartPole-v1", one.agent, 24, (4, 2))  # episodes end
+    assert learn(one, data) == learn(other, data)
+    assert one.progress.updates
+    assert f"algo/{field}" not in other.counters()
 
 
 OPTIMIZERS: dict[str, Any] = {
