@@ -30,12 +30,14 @@ UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo
 def observed(samples: Samples) -> Tree:
     """The observations of a batch for running statistics: [T, B], or without absent rows [n].
 
-    Batches of a device are not looked at, and keep all rows.
+    Batches of a device are not looked at, and keep all rows. What precedes row 0 is not known: where nobody acted there
+    it counts as the last observation of an episode if another begins, but not of several agents, one of which may come.
     """
     if samples.n_rows == samples.valid.numel() or not samples.valid.is_cpu:
         return samples.observation
-    first = samples.inputs.first
-    present = samples.valid | (first[1:] & ~first[:-1])  # or the last observation of an episode
+    first, whole = samples.inputs.first, samples.n_valid < 0  # whether a column is an environment
+    last = first[1:2] & ~first[:1] if whole else torch.zeros_like(samples.valid[:1])  # of an episode, in row 0
+    present = samples.valid | torch.cat([last, (samples.terminated | samples.truncated)[:-1]])
     return samples.observation if present.all() else map_tree(lambda x: x[present], samples.observation)
 
 

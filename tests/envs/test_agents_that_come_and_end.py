@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
 
+from rlframe.algos.base import observed
 from rlframe.core.errors import ConfigError
-from rlframe.core.multi_agent import PolicyMap, present
+from rlframe.core.multi_agent import PolicyMap, columns_of, present
+from rlframe.envs import EnvConfig, make_envs
 from rlframe.envs.multi_agent import MultiAgentEnv
 from rlframe.envs.observations import InvalidValue
 from rlframe.envs.options import EnvOptions
+from rlframe.samplers import SerialSampler
+from tests.envs.test_multi_agent import team_of
 
 
 class Three(ParallelEnv[str, Any, Any]):
@@ -72,6 +78,28 @@ def test_agents_that_have_not_come_are_within_the_bounds() -> None:
         for _ in range(6):
             rows = env.step({"shared": np.zeros(3, np.int64)})[0]
         assert (rows["shared"]["observation"] == 1.5).all()
+
+
+class Late(Three):
+    """Agent c comes in step 5 of 10; what all observe is 1."""
+
+    def __init__(self) -> None:
+        super().__init__(n=2, length=10)
+
+    def _seen(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: np.ones(2, np.float32) for agent in agents}
+
+
+@pytest.mark.parametrize("T", [1, 24])
+def test_running_statistics_do_not_count_agents_that_have_not_come(T: int) -> None:
+    envs = make_envs(EnvConfig(f"{__name__}:Late"), n=1, seeds=[0])
+    with closing(SerialSampler(envs, team_of(envs), batch_T=T)) as sampler:
+        for _ in range(24 // T):
+            samples = columns_of(sampler.collect(), "shared")
+            seen = observed(samples)
+            assert isinstance(seen, torch.Tensor)
+            assert seen[..., 0].numel() >= samples.n_rows
+            assert (seen == 1).all()
 
 
 class MaskedInfos(Three):
