@@ -23,8 +23,9 @@ from rlframe.models.network import NORMS, LayerOptions, batch_statistics
 
 Module = TypeVar("Module", bound=nn.Module)
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
+OF_NORMS = ("norm_after", "norm_input", "unit_gains")  # keys of what `norm` makes
 OF_ACTORS = (  # keys of actors and their critics alone
-    *("norm_after", "norm_input", "unit_rows", "unit_gains", "blocks", "expansion", "block"),
+    *(*OF_NORMS, "unit_rows", "blocks", "expansion", "block"),
     *("least_log_std", "log_std_bound"),
 )
 LEAST_LOG_STD = -20.0  # the code of Haarnoja et al. 2018
@@ -235,13 +236,16 @@ class ModelConfig:
     def of_critic(self) -> ModelConfig:
         """This config with what critics, or the network of the state's value, have of their own."""
         own = self.critic
+        norm = self.norm if own.norm == "auto" else own.norm
+        of_norms = {name: getattr(self, name) and norm != "none" for name in OF_NORMS}  # perhaps of the policy alone
         return chz.replace(
             self,
             hidden=own.hidden or self.hidden,
             activation=self.activation if own.activation == "auto" else own.activation,
-            norm=self.norm if own.norm == "auto" else own.norm,
+            norm=norm,
             blocks=own.blocks or self.blocks,
             critic=CriticConfig(),
+            **of_norms,
         )
 
     def of_value(self) -> ModelConfig:
@@ -294,7 +298,7 @@ class ModelConfig:
     @chz.validate
     def _check(self) -> None:
         self._check_blocks()
-        for name in ("norm_after", "norm_input", "unit_gains"):
+        for name in OF_NORMS:
             if getattr(self, name) and self.norm == "none" and self.critic.norm in ("auto", "none"):
                 raise ConfigError(f"model.{name}=true needs model.norm or model.critic.norm; give one, or leave it out")
         gaussian = self.distribution in ("auto", "gaussian", "squashed_gaussian")

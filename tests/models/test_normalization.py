@@ -18,6 +18,7 @@ from rlframe.critics import ExpectedValue, make_critic
 from rlframe.experiment.build import make_agent
 from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig, numpy_inference
+from rlframe.models.base import OF_NORMS, CriticConfig
 from rlframe.models.network import BATCH_EPSILON, BATCH_MOMENTUM, Network, Norm, frozen
 from rlframe.models.q_network import Stream
 from tests.agents.test_own_actor import with_net
@@ -203,6 +204,13 @@ def test_a_network_of_ones_own_may_name_its_normalisations_as_it_likes() -> None
 def test_a_network_without_hidden_layers_is_refused(words: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"model.norm=layer: this network has no hidden .*; give it some"):
         made(words)
+
+
+@pytest.mark.parametrize("name", OF_NORMS)
+def test_policies_alone_may_be_normalised(name: str) -> None:
+    model = ModelConfig(hidden=(8,), norm="layer", critic=CriticConfig(norm="none"), **{name: True})
+    critic = make_critic(VECTOR, BOX, ExpectedValue(), model, 2, 0)
+    assert not any(isinstance(module, Norm) for module in critic.modules())
 
 
 @both_kinds
