@@ -28,7 +28,7 @@ from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import FromReplayConfig, QLearning, check_feedforward, joint_replay, weighted_mean
 from rlframe.core.config import choice, count, fraction, positive
 from rlframe.core.errors import ConfigError
-from rlframe.core.field_effects import in_state
+from rlframe.core.field_effects import idle_while, in_state
 from rlframe.core.multi_agent import OBSERVATION, VALID, agent_rows, agents_of, present, unflat
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -53,6 +53,7 @@ from rlframe.updates.optimizer_step import make_optimizer_step
 class Config(FromReplayConfig):
     """Defaults are those of the paper where it has them, with Adam for RMSProp, and rows for episodes."""
 
+    IDLE = idle_while("mixer_width", mixer="sum")
     IN_STATE = in_state("discount")
     joint = True
 

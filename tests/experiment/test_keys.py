@@ -169,6 +169,7 @@ TEAM = "agents.map.*=red env=rlframe.envs.debug_agents:TwoStepGame"
         ("model.memory=lstm model.memory_heads=2", ["model.memory_heads=2 does nothing with model.memory=lstm"]),
         ("agents.league.games=9", ["agents.league.games=9 does nothing with agents.league.opponents=0"]),
         ("algo=td3 env=Pendulum-v1 algo.target_critics=false algo.tau=0.01", []),  # of its target actor
+        ("algo=qmix algo.mixer=sum algo.mixer_width=8", ["algo.mixer_width=8 does nothing with algo.mixer=sum"]),
         ("snapshot_mode=all snapshot_best=eval/return_mean", []),
         (
             f"algo=dqn algo.alpha=0.7 agents.policies.red.algo.prioritized=true {TEAM}",
