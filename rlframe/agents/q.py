@@ -195,9 +195,14 @@ def make_q_agent(
         ValueError: an unsupported observation space.
     """
     check_observation_space(observation_space)
-    if config.shared is True or config.log_std:
-        given = f"log_std={config.log_std:g}" if config.log_std else "shared=true"
-        raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
+    for given, is_given in {
+        f"log_std={config.log_std:g}": config.log_std,
+        "shared=true": config.shared is True,
+        f"distribution={config.distribution}": config.distribution != "auto",
+        "state_dependent_std=true": config.state_dependent_std,
+    }.items():
+        if is_given:
+            raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
         others = "sac, td3 or ppo" if isinstance(action_space, spaces.Box) else "ppo or a2c"
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use {others}")

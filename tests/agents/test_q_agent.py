@@ -177,7 +177,15 @@ def test_actions_that_are_not_discrete_are_refused_and_other_algorithms_named(sp
         make_q_agent(VECTOR, space, ModelConfig(), ExpectedValue(), "epsilon")
 
 
-@pytest.mark.parametrize(("settings", "given"), [({"shared": True}, "shared=true"), ({"log_std": -1.0}, "log_std=-1")])
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"shared": True}, "shared=true"),
+        ({"log_std": -1.0}, "log_std=-1"),
+        ({"distribution": "beta"}, "distribution=beta"),
+        ({"state_dependent_std": True}, "state_dependent_std=true"),
+    ],
+)
 def test_settings_of_policies_are_refused(settings: dict[str, Any], given: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{given} is for policies"):
         make_q_agent(
