@@ -172,7 +172,7 @@ def test_statistics_count_the_first_row_of_an_episode_once_although_its_environm
     samples = copied(sampler.collect())
     samples.valid[:], samples.inputs.first[:] = True, False
     samples.valid[2:5, 1] = False  # the last observation, and the first of the next episode, for which nobody acted yet
-    samples.inputs.first[3:6, 1] = True
+    samples.inputs.first[3:6, 1], samples.truncated[1, 1] = True, True
     samples = replace(samples, n_env_steps=int(samples.valid.sum()))
     seen, expected = observed(samples), samples.valid.clone()
     expected[2, 1] = True
