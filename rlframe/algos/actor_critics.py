@@ -153,8 +153,9 @@ class OffPolicyActorCritic(OffPolicy):
 
     def explore(self) -> None:
         super().explore()
-        from_data = self.progress.updates and not self.progress.env_steps  # it learns, without a sampler so far
-        self.agent.set_random(not from_data and self.progress.env_steps < self.config.random_until)
+        env_steps, c = self.progress.env_steps, self.config
+        from_data = self.progress.updates and env_steps <= c.learning_starts  # a sampler follows, or there is none
+        self.agent.set_random(not from_data and env_steps < c.random_until)
 
     def observe_data(self) -> None:
         if self.config.normalize_return:

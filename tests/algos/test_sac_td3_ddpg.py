@@ -197,3 +197,15 @@ def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, 
 def test_a_replay_without_room_is_refused_by_name(module: Any) -> None:
     with pytest.raises(ValueError, match=r"algo.replay.size=3"):
         learner(module, size=3)
+
+
+@every
+def test_a_policy_that_learned_from_data_acts_itself_when_a_sampler_follows(module: Any) -> None:
+    algo = identity_learner(module, learning_starts=30, batch_size=6, replay_ratio=10.0)
+    batches = identity_batches(algo, 8)
+    for samples in batches[:4]:
+        algo.replay.append(samples)
+    algo.update()
+    for samples in batches[4:]:
+        algo.receive(samples)
+        assert not algo.agent.random
