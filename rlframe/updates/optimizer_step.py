@@ -176,10 +176,11 @@ class OptimizerStep:
             self.before_launch()
         gradients = gradients_of(self.parameters)
         norm = gradient_norm(gradients)
-        self._numbers.copy_(torch.stack([loss.float(), norm.float()]))
         skipped = (~(loss + norm).isfinite()).float()
-        if unless is not None:
+        if unless is not None:  # then they may be anything, and no step is missed
             skipped, norm = torch.where(unless, 1.0, skipped), torch.where(unless, 0.0, norm)
+            loss = torch.where(unless, 0.0, loss)
+        self._numbers.copy_(torch.stack([loss.float(), norm.float()]))
         if is_recording():
             skipped = held(skipped[None])[0]
         if self.clips:
