@@ -51,11 +51,13 @@ class StopRequest:
 
     @contextmanager
     def protect(self) -> Iterator[None]:
-        """Suspend the grace period inside the block, for writing a snapshot."""
+        """Suspend the grace period inside the block, for writing a snapshot, with which it begins anew."""
         self._protected += 1
         try:
             yield
         finally:
+            if self.signum:  # else what follows the last snapshot would be interrupted where that took long
+                self._grace_ends_s = time.monotonic() + self._grace_s
             self._protected -= 1
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:

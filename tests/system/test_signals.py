@@ -95,6 +95,17 @@ def test_a_protected_block_suspends_the_grace_period():
             until(lambda: False)
 
 
+def test_the_grace_period_begins_anew_after_a_protected_block_that_took_longer():
+    try:
+        with stop_request(grace_s=1.0) as stop:
+            send(signal.SIGTERM)
+            with stop.protect():
+                time.sleep(1.1)
+            time.sleep(0.6)  # the end of the run, in which two looks at the time fall
+    except Interrupted as error:
+        pytest.fail(str(error))
+
+
 def test_a_time_limit_is_a_weaker_reason_than_a_signal():
     with stop_request(max_time_s=0.5) as stop:
         assert stop.reason() == 0
