@@ -3,6 +3,7 @@
 `messages` opens one for a run; commands show their progress bars by it.
 """
 
+import errno
 import html
 import math
 import os
@@ -25,6 +26,22 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _print(text: str) -> None:
+    """Print a line. A full disk under standard output loses it, and what the encoding lacks is written with escapes."""
+    try:
+        try:
+            print(text, flush=True)
+        except UnicodeEncodeError:
+            encoding = sys.stdout.encoding
+            print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+
+
 class Console:
     """Shows rows of metrics, progress and messages; this base class shows messages only. A Run owns and closes it."""
 
@@ -36,7 +53,7 @@ class Console:
 
     def message(self, text: str) -> None:
         """Show one line of the text log."""
-        print(text, flush=True)
+        _print(text)
 
     def close(self) -> None:
         """Restore the terminal; may be called twice."""
@@ -101,7 +118,7 @@ class PlainConsole(Console):
         self._said_s = perf_counter()
         parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
         parts += [self._pace.speed(row), self._pace.time_left()] if with_pace else []
-        print(" | ".join(filter(None, parts)), flush=True)
+        _print(" | ".join(filter(None, parts)))
 
     def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         self._pace.move(step, n_steps, unit)

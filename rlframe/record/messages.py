@@ -44,7 +44,7 @@ class DebugLog(logging.FileHandler):
         return self.stream is not None and is_in_place(self.stream)
 
     def _open(self) -> io.TextIOWrapper:
-        return io.TextIOWrapper(io.BufferedWriter(open_to_append(Path(self.baseFilename))), "utf-8")
+        return io.TextIOWrapper(io.BufferedWriter(open_to_append(Path(self.baseFilename))), "utf-8", "backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

@@ -1,11 +1,14 @@
 """What a run shows, on a terminal and without one."""
 
+import errno
 import io
+import logging
+from pathlib import Path
 
 import pytest
 from rich.console import Console as RichConsole
 
-from rlframe.record import console
+from rlframe.record import console, logger_context
 from rlframe.record.console import PlainConsole, format_duration, format_number
 from rlframe.record.rich_console import LiveConsole
 
@@ -169,3 +172,28 @@ def test_the_table_fits_a_terminal_of_any_width(width: int) -> None:
     table.write(ROW)
     table.close()
     assert max(len(line) for line in shown(screen).rpartition("╭")[2].splitlines()) <= width
+
+
+def test_what_the_encoding_of_the_output_lacks_is_printed_with_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", printed)
+    PlainConsole().message("caf\xe9")
+    assert printed.buffer.getvalue() == b"caf\\xe9\n"  # type: ignore[attr-defined]
+
+
+class Full(io.StringIO):
+    """Standard output in a file of a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_under_standard_output_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", Full())
+    with logger_context(tmp_path, snapshot_errors="continue", loggers=[]) as run:
+        logging.getLogger("rlframe").info("a message")
+        for step in (1, 2):
+            run.log({"env_steps": step})
+    assert len((run.directory / "progress.csv").read_text().splitlines()) == 3
