@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from rlframe.core.errors import StateError
-from rlframe.core.files import replace_file
+from rlframe.core.files import replace_file, replacing, write_file
 from rlframe.core.memory import available_memory
 
 CHUNK_BYTES = 2**22  # approximate chunk size: few files for a new array, little to rewrite after a small change
@@ -323,14 +323,16 @@ def _checked(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
 
 
 def dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
-    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first."""
+    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first.
+
+    Raises OSError on a disk error, for which safetensors' own writing of files raises an error of its own.
+    """
     arrays: Arrays = {}
     tree = encode(state, arrays, name)
     path = directory / f"{name}.safetensors"
-    path.unlink(missing_ok=True)  # never write through a link
-    save_file(
-        {name: each.to_numpy() if isinstance(each, ChunkedArray) else each for name, each in arrays.items()}, path
-    )
+    whole = {name: each.to_numpy() if isinstance(each, ChunkedArray) else each for name, each in arrays.items()}
+    with replacing(path) as new:
+        write_file(new, save(whole))
     replace_file(path.with_suffix(".json"), json.dumps({**_plain(facts), "tree": tree}, indent=1) + "\n")
     return path
 

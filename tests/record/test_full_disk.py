@@ -228,3 +228,15 @@ def test_only_a_full_disk_is_said_to_have_no_space(tmp_path: Path) -> None:
     assert "bytes and" in str(disk_error("a snapshot", tmp_path, OSError(errno.ENOSPC, "No space left on device"), 10))
     error = disk_error("a snapshot", tmp_path, IsADirectoryError(errno.EISDIR, "Is a directory", "snapshot/step_1"), 10)
     assert str(error) == "a snapshot cannot be written: Is a directory: snapshot/step_1"
+
+
+def test_arrays_for_inspection_that_a_full_disk_does_not_take_are_a_warning(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+with logger_context(disk, console=False) as run:
+    fill()
+    assert run.dump("nonfinite_1", {"batch": np.zeros(500_000)}, {"loss": float("nan")}) == ""
+assert not [name for name in names(run.directory) if "nonfinite" in name]
+""",
+    )
