@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, PartError, naming, qualified_name
+from rlframe.core.errors import ConfigError, PartError, naming, printable, qualified_name
 from rlframe.core.files import check_in_place, read_regular_file
 from rlframe.core.names import find_attribute, find_maker
 from rlframe.core.objects import is_own, name_of
@@ -121,6 +121,13 @@ def _new_event_file(directory: Path) -> io.BufferedWriter:
             return (directory / f"{stamp}.{number}").open("xb")
         except FileExistsError:
             number += 1
+
+
+def plain_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with escapes in names, which an environment may have given, for what would break a line of a table."""
+    if all(map(str.isprintable, row)):
+        return row
+    return {printable(name).replace("\n", "\\n"): value for name, value in row.items()}
 
 
 MakeLogger = Callable[..., Logger]  # (directory, config, name): that of a Logger's class

@@ -31,7 +31,7 @@ from rlframe.record.directory import (
     starts_of,
     write_result,
 )
-from rlframe.record.loggers import Logger, MakeLogger, close_logger, make_logger, naming_logger
+from rlframe.record.loggers import Logger, MakeLogger, close_logger, make_logger, naming_logger, plain_names
 from rlframe.record.messages import ConsoleMessages, DebugLog, attach, open_console
 from rlframe.record.retention import Retention, SnapshotPolicy, is_of
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
@@ -228,7 +228,7 @@ class Run(_DirectoryRun):
             plain["record/not_copied"] = self._sync.n_failed
         self._policy.check(plain)
         self._row = plain
-        self._write(plain)
+        self._write(plain_names(plain))
 
     def _write(self, row: Mapping[str, float]) -> None:
         self._check_place()
@@ -275,7 +275,7 @@ class Run(_DirectoryRun):
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._episodes.check()
         with self._disk_errors_of("episodes.csv"):
-            self._episodes.write_all(rows)
+            self._episodes.write_all([plain_names(row) for row in rows])
 
     def progress(self, step: int, n_steps: int, unit: str = "env_steps") -> None:
         self._console.progress(step, n_steps, unit)
@@ -313,7 +313,7 @@ class Run(_DirectoryRun):
 
     def log_evaluation(self, row: Mapping[str, float]) -> None:
         """As `BaseRun.log_evaluation`. Raises RecordError as `log`."""
-        self._write(row)
+        self._write(plain_names(row))
 
     def await_scores(self, env_steps: Collection[int]) -> None:
         self._retention.awaited = env_steps

@@ -12,6 +12,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.experiment.trust import foreign
 from rlframe.record import logger_context
 from rlframe.record.loggers import TensorBoardLogger, check_loggers, find_loggers
+from tests.tables import read_csv
 
 
 def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
@@ -151,3 +152,21 @@ def test_built_in_loggers_need_no_trust(value: object) -> None:
 @pytest.mark.parametrize("value", [["os:system"], "[tensorboard,./evil.py:Evil]", "evil:Evil", ["tensorboard", "x"]])
 def test_code_in_loggers_needs_trust(value: object) -> None:
     assert len(foreign({"loggers": value})) == 1
+
+
+@pytest.mark.parametrize("name", ["env/a\nb", "env/a\rb", "env/a\udce9b"])
+def test_a_name_that_would_break_a_line_of_the_tables_is_written_with_escapes(name: str, tmp_path: Path) -> None:
+    row = {name: 2.0, 'env/"quoted"': 3.0}
+    with logger_context(tmp_path, console=False) as run:
+        for step in (1, 2):
+            run.log({"env_steps": step, **row})
+            run.log_episodes([{"env_steps": step, **row}])
+    with logger_context(tmp_path, console=False, resume=True) as run:
+        run.truncate_after(1)
+        run.log({"env_steps": 3, **row})
+    escaped = name.encode("unicode_escape").decode()
+    for file, steps in (("progress.csv", ["1", "3"]), ("episodes.csv", ["1"])):
+        columns, rows = read_csv(run.directory / file)
+        assert columns == ["env_steps", escaped, 'env/"quoted"']
+        assert [each["env_steps"] for each in rows] == steps
+    assert not list(run.directory.glob("abandoned_*"))
