@@ -107,9 +107,9 @@ def drop_torn_line(file: io.FileIO) -> None:
         file.truncate(end)
 
 
-def append(file: io.FileIO, text: str) -> None:
-    """Append complete lines to a file of `open_to_append` in one write, or nothing. Raises OSError."""
-    data, size = text.encode(), os.fstat(file.fileno()).st_size
+def append(file: io.FileIO, text: str | bytes) -> None:
+    """Append complete lines to a file, whose writes are at its end, in one write, or nothing. Raises OSError."""
+    data, size = text.encode() if isinstance(text, str) else text, os.fstat(file.fileno()).st_size
     n_written = file.write(data)
     if n_written != len(data):
         file.truncate(size)

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, naming, printable, qualified_name
-from rlframe.core.files import check_in_place, read_regular_file
+from rlframe.core.files import append, check_in_place, read_regular_file
 from rlframe.core.names import find_attribute, find_maker
 from rlframe.core.objects import is_own, name_of
 from rlframe.record.directory import FILMS, film_path
@@ -67,7 +67,8 @@ class TensorBoardLogger(Logger):
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
         self._summary, self._directory = summary_pb2.Summary, directory
         self._file = _new_event_file(directory)
-        self._records = RecordWriter(self._file)
+        self._waiting = io.BytesIO()  # records not yet written, because of a disk error
+        self._records = RecordWriter(self._waiting)
         self._put(file_version="brain.Event:2")
 
     def check(self) -> None:
@@ -94,13 +95,15 @@ class TensorBoardLogger(Logger):
         self._put(step=env_steps + 1, session_log=self._session(status=self._session.START))
 
     def _put(self, **fields: object) -> None:
+        """Append a record in one write; after a disk error, which is raised, together with the next one."""
         event = self._event(wall_time=time.time(), **fields)
         self._records.write(event.SerializeToString())
-        self._records.flush()
+        append(self._file, self._waiting.getvalue())
+        self._waiting.seek(0)
+        self._waiting.truncate()
 
     def close(self) -> None:
-        if not self._records.closed:
-            self._records.close()
+        self._file.close()
 
 
 def read_gif(directory: Path, env_steps: int) -> tuple[int, int, bytes]:
@@ -113,14 +116,19 @@ def read_gif(directory: Path, env_steps: int) -> tuple[int, int, bytes]:
     return width, height, data
 
 
-def _new_event_file(directory: Path) -> io.BufferedWriter:
+def _new_event_file(directory: Path) -> io.FileIO:
     stamp = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
     number = 0
     while True:
         try:
-            return (directory / f"{stamp}.{number}").open("xb")
+            return open(directory / f"{stamp}.{number}", "xb", buffering=0, opener=_open_at_end)
         except FileExistsError:
             number += 1
+
+
+def _open_at_end(path: str, flags: int) -> int:
+    """An opener for `open` with which each write is at the end, also after a part of one was cut off."""
+    return os.open(path, flags | os.O_APPEND, 0o666)
 
 
 def plain_names(row: Mapping[str, Any]) -> Mapping[str, Any]:

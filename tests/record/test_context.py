@@ -252,7 +252,7 @@ def test_a_logger_that_cannot_close_does_not_keep_the_others_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(logger: TensorBoardLogger) -> None:
-        logger._records.close()
+        logger._file.close()
         raise OSError("disk gone")
 
     handlers, open_before = list(LOGGER.handlers), psutil.Process().num_fds()

@@ -240,3 +240,24 @@ with logger_context(disk, console=False) as run:
 assert not [name for name in names(run.directory) if "nonfinite" in name]
 """,
     )
+
+
+def test_tensorboard_gets_the_rows_of_a_full_disk_later(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+row = {f"algo/metric_{i}": float(i) for i in range(40)}
+with logger_context(disk, snapshot_errors="continue", console=False) as run:
+    run.log({"env_steps": 1, **row})
+    fill()
+    for step in range(2, 20):
+        run.log({"env_steps": step, **row})
+    (disk / "filler").unlink()
+    for step in (20, 21):
+        run.log({"env_steps": step, **row})
+events = EventAccumulator(str(run.directory))
+events.Reload()
+assert [each.step for each in events.Scalars("algo/metric_3")] == list(range(1, 22))
+""",
+    )
