@@ -43,6 +43,7 @@ class Storage:
         self.n_rows = 0  # valid rows; on a device about as many
         self.end = 0  # time of row `ring.t` in its stream
         self.may_be_absent = False  # some rows of the newest batch; unknown on a device
+        self._gaps = False  # some rows of any batch
         self.example = example
         self._observations: list[ObservationStorage] = leaves(observation)
         self._actions: list[RowArray] = leaves(self.action)
@@ -68,6 +69,7 @@ class Storage:
             part.append(start, rows, valid, inputs.first)
         self._invalidate(start + 1, T)
         self.may_be_absent = samples.n_rows != T * B and _may_be_absent(valid, inputs.first)
+        self._gaps |= self.may_be_absent
         if samples.n_rows != T * B:
             self._end_interrupted(start, kept, first)
         self._write(start, action, outcome)
@@ -98,9 +100,22 @@ class Storage:
     def _end_interrupted(self, start: int, valid: Array, first: Array) -> None:
         """Truncate the episodes that nothing ended before a reset: their worker died between the batches."""
         if self.memory.on_device:
-            self._truncate(start - 1, ~valid[0] & first[0])
+            self._truncate_unseen(start - 1, (~valid.cumsum(0).bool() & first).any(0))
         elif (reset := (~np.logical_or.accumulate(valid) & first).any(0)).any():  # before they acted
             self._truncate_newest(start - 1, reset)
+
+    def _truncate_unseen(self, time: int, envs: Array) -> None:
+        """`_truncate_newest` on a device, where nobody looks at values: over at most _ROWS_AT_ONCE rows."""
+        n = min(time + 1 - self.ring.oldest, _ROWS_AT_ONCE if self._gaps else 1)
+        if n < 1:
+            return
+        start = time + 1 - n
+        valid, terminated, truncated = (
+            read_rows(array, start, n) for array in (self.valid, self.terminated, self.truncated)
+        )
+        ends = valid | read_rows(self.first, start + 1, n)
+        newest = ends & (ends.flip(0).cumsum(0).flip(0) == 1)
+        write_rows(self.truncated, start, truncated | (newest & envs & valid & ~terminated))
 
     def _truncate_newest(self, time: int, envs: np.ndarray) -> None:
         """Truncate the open episodes of `envs` [B] bool at the newest rows, up to this time, in which they acted."""
@@ -194,6 +209,7 @@ class Storage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a storage of the same shapes."""
         self.ring.t, self.end, self.n_rows = state["t"], state["end"], state["n_rows"]
+        self._gaps = True  # it is not known
         for part, saved in zip(self._observations, state["observation"], strict=True):
             part.load_state_dict(saved)
         for array, saved in zip(self._actions, state["action"], strict=True):

@@ -110,6 +110,19 @@ def test_a_worker_that_dies_between_batches_truncates_its_episode() -> None:
     assert 6 not in found
 
 
+@pytest.mark.parametrize("kind", [InMemory, OnDevice])
+@pytest.mark.parametrize("row", [0, 1])
+def test_so_it_does_while_its_environment_waits(row: int, kind: Any) -> None:
+    buffer = replay(2, kind)
+    waiting, after = replace(batch(6), n_env_steps=4), replace(batch(6, start=6), n_env_steps=5 - row)
+    waiting.valid[4:], after.valid[: row + 1], after.inputs.first[row + 1] = False, False, True
+    buffer.append(waiting)
+    buffer.append(after)
+    found = drawn(buffer)
+    assert found[3] == (8.0, 0.5, 4.0)
+    assert found[2] == (8.0, 0.25, 4.0)
+
+
 def test_a_batch_that_does_not_continue_the_last_one_truncates_its_episodes() -> None:
     buffer = replay(2, previous=True)
     buffer.append(batch(6))
