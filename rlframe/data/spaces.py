@@ -59,7 +59,8 @@ def _space(plain: Any, depth: int) -> Space:
     kind = plain["type"]
     match kind:
         case "Dict":
-            return spaces.Dict({str(key): _space(sub, depth + 1) for key, sub in plain["subspaces"].items()})
+            parts = [(str(key), _space(sub, depth + 1)) for key, sub in plain["subspaces"].items()]
+            return spaces.Dict(parts)  # which sorts the keys of a dict, and so parts it from the environment's
         case "Tuple":
             return spaces.Tuple([_space(sub, depth + 1) for sub in plain["subspaces"]])
         case "Box":

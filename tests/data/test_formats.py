@@ -15,8 +15,10 @@ import pytest
 from gymnasium import spaces
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import leaves
 from rlframe.data import Dataset, DatasetWriter, NewDataset, open_dataset, tools
+from rlframe.data.episodes import SAMPLED_ACTION, sampled_actions, sampled_numbers
 from rlframe.data.reading import check_spaces, fitted
 from tests.data.episodes import CARTPOLE, NESTED, arrays, episodes, stored
 
@@ -52,6 +54,20 @@ def test_rows_are_read_back_bit_for_bit_here_and_by_minari(
         expected = own.observation, own.action, own.reward, own.terminated, own.truncated
         for x, y in zip(leaves(expected), leaves(read), strict=True):
             assert np.array_equal(x, y)
+
+
+def test_entries_are_in_the_order_of_the_environments_space(tmp_path: Path) -> None:
+    box = spaces.Box(-1, 1, (1,))
+    space = spaces.Dict(wrench=box, arm=box)  # keywords, which Gymnasium does not sort
+    action = {"wrench": np.full((2, 1), 1.5, np.float32), "arm": np.full((2, 1), 0.25, np.float32)}
+    (played,) = episodes([2], BOX, space)
+    info = {SAMPLED_ACTION: sampled_numbers(space, action)}
+    name = stored(tmp_path, [replace(played, action=action_decoder(space)(action), info=info)], BOX, space)
+    dataset = open_dataset(name)
+    (found,) = dataset.episodes()
+    drawn = sampled_actions(found, dataset.action_space)
+    assert [*dataset.action_space] == [*found.action] == ["wrench", "arm"]
+    assert {key: x.tolist() for key, x in drawn.items()} == {key: x.tolist() for key, x in action.items()}
 
 
 def test_datasets_may_lie_in_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
