@@ -18,7 +18,15 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, action_parts, mask_parts, random_action, random_allowed, zeros
+from rlframe.core.spaces import (
+    ACTION_MASK,
+    action_parts,
+    mask_parts,
+    ordered_dict,
+    random_action,
+    random_allowed,
+    zeros,
+)
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
 
@@ -154,7 +162,7 @@ def side_by_side(space: Space, n: int, canonical: bool = False) -> Space:
     """The space of n values of a space, along a new first dimension; of canonical ones (see core.spaces) if asked."""
     match space:
         case spaces.Dict():
-            return spaces.Dict({key: side_by_side(part, n, canonical) for key, part in space.items()})
+            return ordered_dict({key: side_by_side(part, n, canonical) for key, part in space.items()})
         case spaces.Tuple():
             return spaces.Tuple([side_by_side(part, n, canonical) for part in space])
         case spaces.Box():

@@ -4,7 +4,7 @@ Agents see canonical values: Discrete counts from 0, Box actions with finite bou
 float32. Actions are clipped and rescaled on the environment's side, so a log-probability is that of the sampled action.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,11 +150,16 @@ def nth_allowed(mask: Any, drawn: Any) -> Any:
     return (counts <= (drawn % counts[..., -1])[..., None]).sum(-1)
 
 
+def ordered_dict(entries: Mapping[str, Space]) -> spaces.Dict:
+    """A Dict in this order, which is that of the arrays that belong to it; Gymnasium sorts the keys of a dict."""
+    return spaces.Dict([*entries.items()])
+
+
 def without(observation_space: Space, *entries: str) -> Space:
     """A Dict of the other entries of a Dict of observations, or the only other one."""
     assert isinstance(observation_space, spaces.Dict)
     others = {key: sub for key, sub in observation_space.spaces.items() if key not in entries}
-    return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
+    return next(iter(others.values())) if len(others) == 1 else ordered_dict(others)
 
 
 def action_features(observation_space: Space, action_space: Space) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError, one_line
+from rlframe.core.spaces import ordered_dict
 
 _MOST_VALUES = 1 << 24  # of a space, so that its zeros fit into memory
 _DEPTH = 8  # of Dicts and Tuples in each other
@@ -59,8 +60,7 @@ def _space(plain: Any, depth: int) -> Space:
     kind = plain["type"]
     match kind:
         case "Dict":
-            parts = [(str(key), _space(sub, depth + 1)) for key, sub in plain["subspaces"].items()]
-            return spaces.Dict(parts)  # which sorts the keys of a dict, and so parts it from the environment's
+            return ordered_dict({str(key): _space(sub, depth + 1) for key, sub in plain["subspaces"].items()})
         case "Tuple":
             return spaces.Tuple([_space(sub, depth + 1) for sub in plain["subspaces"]])
         case "Box":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
 from rlframe.core.parts import part
+from rlframe.core.spaces import ordered_dict
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import Samples
 from rlframe.models.base import ModelConfig
@@ -113,7 +114,7 @@ def unbounded(space: Space) -> Space:
     """The space of normalised observations: Boxes of any float numbers."""
     match space:
         case spaces.Dict():
-            return spaces.Dict({key: unbounded(sub) for key, sub in space.spaces.items()})
+            return ordered_dict({key: unbounded(sub) for key, sub in space.spaces.items()})
         case spaces.Tuple():
             return spaces.Tuple([unbounded(sub) for sub in space.spaces])
         case spaces.Box():

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.multi_agent import side_by_side
 from rlframe.core.spaces import (
     action_decoder,
     action_parts,
@@ -15,9 +16,12 @@ from rlframe.core.spaces import (
     check_observation_space,
     random_action,
     unbatch,
+    without,
     zeros,
 )
 from rlframe.core.struct import map_tree
+from rlframe.data.spaces import read_space, space_json
+from rlframe.rewards.base import unbounded
 
 INF = np.inf
 
@@ -230,3 +234,18 @@ def test_a_critics_part_of_another_name_is_told_to_reach_policies_too(caplog: py
     warn_once.cache_clear()
     check_observation_space(spaces.Dict(policy=spaces.Discrete(2), critic=spaces.Discrete(3)))
     assert "the part for critics alone is to be called privileged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda space: without(space, "action_mask"),
+        lambda space: side_by_side(space, 2),
+        unbounded,
+        lambda space: read_space(space_json(space), ""),
+    ],
+    ids=["without", "side_by_side", "unbounded", "read_space"],
+)
+def test_spaces_made_from_a_dict_keep_its_order_by_which_networks_read_its_arrays(made: Any) -> None:
+    space = spaces.Dict(state=box([-1.0], [1.0]), card=spaces.Discrete(5), action_mask=spaces.MultiBinary(2))
+    assert [*made(space)][:2] == ["state", "card"]  # keywords, which Gymnasium does not sort
