@@ -147,6 +147,19 @@ def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None
         unrecorded.save(tmp_path / "saved")
 
 
+class LongUnlessTold(Walk):
+    def __init__(self, length: int | None = 4) -> None:
+        super().__init__(length or 9)
+
+
+def test_an_argument_of_an_instance_may_be_none(tmp_path: Path) -> None:
+    gymnasium.register("LongUnlessTold-v0", LongUnlessTold)
+    env = gymnasium.make("LongUnlessTold-v0", length=None)
+    run = rlframe.train("ppo", env, n_steps=64, log_dir=tmp_path, **SMALL, **FEW_UPDATES).directory
+    assert json.loads((run / "params.json").read_text())["config"]["env_kwargs"] == {"length": None}
+    assert rlframe.load_policy(run, env=env).observation_space.shape == (9,)
+
+
 def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"callbacks=.*Slower.*trust=true; in Python, hand these objects over again"):
         rlframe.restore(run_dir)

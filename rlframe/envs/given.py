@@ -61,9 +61,10 @@ def _of_spec(spec: EnvSpec, key: str) -> dict[str, Any]:
     itself = {key: ObjectName(f"{spec.id}()", _without_main(spec), key)}
     if known is None or not _same_but_arguments(spec, known):
         return itself
-    given = {name: x for name, x in spec.kwargs.items() if x is not known.kwargs.get(name)}
     arguments = {
-        name: x for name, x in given.items() if name not in known.kwargs or repr(x) != repr(known.kwargs[name])
+        name: x
+        for name, x in spec.kwargs.items()
+        if name not in known.kwargs or (x is not known.kwargs[name] and repr(x) != repr(known.kwargs[name]))
     }
     if not _is_json(arguments):
         return itself
