@@ -95,18 +95,25 @@ def _read_parquet(path: Path, room: Room, jpeg: bool) -> pa.Table:
     with pq.ParquetFile(path, memory_map=True) as file:
         columns = [file.schema.column(j) for j in range(len(file.schema))]
         mine = [j for j, each in enumerate(columns) if each.path.partition(".")[0] in _COLUMNS]
-        wanted = [j for j in mine if columns[j].physical_type in _PHYSICAL_BYTES]
+        n_bytes = {j: n for j in mine if (n := _value_bytes(columns[j]))}
+        wanted = list(n_bytes)
         images = [j for j in mine if jpeg and columns[j].path.startswith(_COLUMNS[:2]) and j not in wanted]
         for group in map(file.metadata.row_group, range(file.num_row_groups)):
             for j in wanted:
                 n = max(group.num_rows, group.column(j).num_values)
-                room.take(n * _PHYSICAL_BYTES[columns[j].physical_type], columns[j].path)
+                room.take(n * n_bytes[j], columns[j].path)
             for j in images:
                 room.take(group.column(j).total_uncompressed_size, columns[j].path)
         names = [columns[j].path for j in (*wanted, *images)]
         text = [columns[j].path for j in images]  # a dictionary holds equal values once
     with pq.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
         return file.read(names, use_threads=False)
+
+
+def _value_bytes(column: Any) -> int:
+    """Of a number in a column of Parquet; 0 where it has others than numbers."""
+    half = column.logical_type.type == "FLOAT16"
+    return 2 if half else _PHYSICAL_BYTES.get(column.physical_type, 0)
 
 
 def _column(table: pa.Table, name: str) -> Any:

@@ -28,7 +28,8 @@ def _plain(space: Space) -> dict[str, Any]:
             return {"type": "Tuple", "subspaces": [_plain(sub) for sub in space.spaces]}
         case spaces.Box():
             dtype = "float32" if space.dtype == np.float64 else str(space.dtype)  # of what agents see
-            bounds = {"low": space.low.astype(dtype).tolist(), "high": space.high.astype(dtype).tolist()}
+            with np.errstate(over="ignore"):  # of float64's largest numbers, which mean none
+                bounds = {"low": space.low.astype(dtype).tolist(), "high": space.high.astype(dtype).tolist()}
             return {"type": "Box", "dtype": dtype, "shape": list(space.shape), **bounds}
         case spaces.Discrete():
             return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}

@@ -70,6 +70,23 @@ def test_entries_are_in_the_order_of_the_environments_space(tmp_path: Path) -> N
     assert {key: x.tolist() for key, x in drawn.items()} == {key: x.tolist() for key, x in action.items()}
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "hdf5"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (2,), np.float16),
+        spaces.Box(*(np.finfo(np.float64).max * np.array([-1, 1])), (2,), np.float64),
+    ],
+    ids=["half", "largest"],
+)
+def test_floats_of_every_size_are_read_back(tmp_path: Path, kind: str, space: spaces.Box) -> None:
+    given = episodes([3, 1], space, spaces.Discrete(2))
+    tools.write(NewDataset(f"{tmp_path}/test-v0", space, spaces.Discrete(2), format=kind), given)
+    for own, found in zip(given, open_dataset(f"{tmp_path}/test-v0").episodes(), strict=True):
+        assert own.observation.dtype == found.observation.dtype
+        assert np.array_equal(own.observation, found.observation)
+
+
 def test_datasets_may_lie_in_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", "here")
