@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlframe.analysis.curves import N_STEPS
 from rlframe.core.config import nearest, split_values
 from rlframe.core.errors import ConfigError, printable
 from rlframe.experiment.job import check_words
@@ -80,7 +81,7 @@ def _run(overview: StudyOverview, experiment: str, words: Mapping[str, str], giv
     keys = [key for key in dict.fromkeys([*columns, *given]) if key != "seed"]
     setting = {key: given[key] for key in keys}
     arguments = {**base, **setting, "seed": seed}
-    added = Added(_folder(overview, experiment, setting, arguments), int(seed), arguments)
+    added = Added(_folder(overview, experiment, setting, arguments), int(seed), arguments, N_STEPS in given)
     if status := overview.statuses.get(added.name):
         raise ConfigError(f"{added.name} is in the study already, {status.state}; give another seed= or setting")
     if is_occupied(folder := overview.directory / added.name):

@@ -32,6 +32,7 @@ class Added:
     setting: str  # directory within the study; empty for a trial
     run_ID: int
     arguments: Mapping[str, str]
+    own_length: bool = False  # runner.n_steps was given for this run; else it becomes longer with the study
     token: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)  # of its line
 
     @property
@@ -75,7 +76,10 @@ def _read_line(line: bytes) -> Added:
         raise ValueError("arguments are not words")
     if not isinstance(token, str):
         raise ValueError("token is not a text")
-    return Added(setting, run_id, arguments, token)
+    own_length = content.get("own_length", True)
+    if not isinstance(own_length, bool):
+        raise ValueError("own_length is not true or false")
+    return Added(setting, run_id, arguments, own_length, token)
 
 
 class AddedFile:

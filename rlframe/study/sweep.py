@@ -138,21 +138,26 @@ def _swept(experiments: Experiments, check: Check, trust: bool, place: Place) ->
     checked = _checked(_make_runs(experiments, Path(), trust), check)
     directory = place(checked)
     runs = _make_runs(experiments, directory, trust)
-    more = AddedRuns(directory, partial(make_added, directory, runs, trust), runs)
+    more = AddedRuns(directory, partial(make_added, directory, runs, trust, experiments), runs)
     added = more.more()
     study = Study(directory, (*runs, *added), {}, _continuing(directory), more=more)
     return study, checked + _checked(added, check)
 
 
-def make_added(directory: Path, runs: Sequence[PlannedRun], trust: bool, added: Added) -> PlannedRun:
-    """The run that was added to a study of these runs.
+def make_added(
+    directory: Path, runs: Sequence[PlannedRun], trust: bool, experiments: Experiments, added: Added
+) -> PlannedRun:
+    """The run that was added to a study of these runs, as long as those of its experiment if it has no own length.
 
     Raises:
         ConfigError: its words are not for a run, or name code that is in no word of the study, without `trust`.
     """
     check_addable(added.arguments)
     check_trusted(new_words(runs, added), str(directory / ADDED_FILE), trust)
-    return run_template(trust).make_run(directory, "", added.setting, added.run_ID, added.arguments)
+    words = experiments.get(added.setting.partition("/")[0], experiments.get("", {}))
+    length = {key: words[key] for key in (N_STEPS,) if key in words and not added.own_length}
+    arguments = {**added.arguments, **length}
+    return run_template(trust).make_run(directory, "", added.setting, added.run_ID, arguments)
 
 
 def new_words(runs: Sequence[PlannedRun], added: Added) -> dict[str, str]:

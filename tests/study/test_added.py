@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlframe.core.errors import ConfigError
+from rlframe.launch import main as launch
 from rlframe.study.__main__ import main
 from rlframe.study.added import ADDED_FILE, Added, AddedFile, AddedRuns, append_added, read_added
 from rlframe.study.plan import CommandTemplate, PlannedRun, make_runs, make_slots
@@ -101,6 +102,22 @@ def test_an_experiment_is_named_and_its_folder_has_the_run(tmp_path: Path, capsy
     assert added_to(tmp_path / "from_python", *words).name == "algo=ppo,hidden=32/learning_rate=1e-4/run_0"
 
 
+def test_an_added_run_becomes_longer_with_its_study_unless_its_length_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_in(tmp_path, {"": {**WORDS, "runner.n_steps": "1000"}})
+    added_to(tmp_path, "algo.learning_rate=1e-3", "seed=7")
+    added_to(tmp_path, "algo.learning_rate=1e-4", "runner.n_steps=500")
+    for length in ([], ["runner.n_steps=2000"]):
+        capsys.readouterr()
+        assert launch([f"resume={tmp_path}", *length, "dry_run=true"]) == 0
+        lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "seed=" in line}
+        expected = "runner.n_steps=2000" if length else "runner.n_steps=1000"
+        assert expected in lines["learning_rate=1e-3/run_1"].split()
+        assert expected in lines["added_0/run_7"].split()
+        assert "runner.n_steps=500" in lines["learning_rate=1e-4,n_steps=500/run_0"].split()
+
+
 def test_the_queue_that_runs_takes_a_run_which_is_added_meanwhile_once(tmp_path: Path) -> None:
     template = CommandTemplate((sys.executable, "-S", HERE), False)
     runs = list(make_runs(partial(template.make_run, tmp_path, ""), {"do": "brief"}, [{"seed": "0"}]))
@@ -183,6 +200,7 @@ BAD_LINES: dict[str, Any] = {
     "hidden folder": {"setting": ".x", "run_ID": 0, "arguments": {}, "token": "a"},
     "no number": {"setting": "x", "run_ID": "../1", "arguments": {}, "token": "a"},
     "no words": {"setting": "x", "run_ID": 0, "arguments": {"a": 1}, "token": "a"},
+    "no length": {"setting": "x", "run_ID": 0, "arguments": {}, "own_length": 3, "token": "a"},
     "no token": {"setting": "x", "run_ID": 0, "arguments": {}, "token": 3},
     "list": [],
     "missing": {"setting": "x"},
@@ -207,8 +225,8 @@ def test_a_damaged_line_is_an_error_and_a_running_queue_goes_on(
 )
 def test_a_line_of_a_stranger_brings_no_code_and_no_place(arguments: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        make_added(tmp_path, [], False, Added("x", 0, {**BASE, **arguments}))
-    assert "trust=true" not in make_added(tmp_path, [], False, Added("x", 0, BASE)).command
+        make_added(tmp_path, [], False, {}, Added("x", 0, {**BASE, **arguments}))
+    assert "trust=true" not in make_added(tmp_path, [], False, {}, Added("x", 0, BASE)).command
 
 
 def test_an_added_trial_has_its_values_once_and_is_run_beyond_n_runs(tmp_path: Path) -> None:
