@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import append, open_to_append, parse_json, read_regular_file
+from rlframe.core.files import append, drop_torn_line, open_to_append, parse_json, read_regular_file
 from rlframe.study.plan import MAX_RUNS, PlannedRun
 from rlframe.study.queue import MoreRuns
 from rlframe.study.record import FILE, is_occupied, read_record, size_and_time
@@ -44,6 +44,7 @@ class Added:
 def append_added(directory: Path, added: Added) -> None:
     """Add a run. Raises ConfigError if the file is a link, OSError on a disk error; then nothing is added."""
     with closing(open_to_append(directory / ADDED_FILE)) as file:
+        drop_torn_line(file)  # which would make a wrong line of this one
         append(file, f"{json.dumps(vars(added))}\n")
 
 

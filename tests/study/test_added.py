@@ -153,6 +153,14 @@ def test_a_line_after_one_that_was_taken_back_is_new(tmp_path: Path) -> None:
     assert added.new() == []
 
 
+def test_a_line_that_a_loss_of_power_cut_off_spoils_no_later_one(tmp_path: Path) -> None:
+    append_added(tmp_path, Added("first", 0, {}))
+    with (tmp_path / ADDED_FILE).open("a") as file:
+        file.write('{"setting": "sec')
+    append_added(tmp_path, Added("third", 0, {}))
+    assert [each.name for each in read_added(tmp_path)] == ["first/run_0", "third/run_0"]
+
+
 def test_a_run_whose_folder_holds_another_is_not_added_and_the_queue_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
