@@ -89,10 +89,11 @@ class ProgressReader:
 
 def n_steps_of(params: Path) -> float:
     """The length of a run, as its params.json has it since its last resume; nan if unknown."""
-    with suppress(ConfigError, ValueError, TypeError, AttributeError, IndexError):  # of a script, or damaged
+    with suppress(ConfigError, ValueError, TypeError, AttributeError, KeyError):  # of a script, or damaged
         content = read_json(params)
-        starts = [content.get("config", {}), *(each.get("changed", {}) for each in content.get("resumed", []))]
-        return float([each[N_STEPS] for each in starts if N_STEPS in each][-1])
+        # What a resume changed is in relation to the first config: without it, that length holds again.
+        changed = [each.get("changed", {}) for each in content.get("resumed", [])]
+        return float({**content.get("config", {}), **(changed[-1] if changed else {})}[N_STEPS])
     return math.nan
 
 

@@ -37,7 +37,8 @@ def record(study: Path) -> dict[str, dict[str, Any]]:
     ("params", "n_steps"),
     [
         ({"config": {"runner.n_steps": 5}}, 5),
-        ({"config": {"runner.n_steps": 5}, "resumed": [{"changed": {"runner.n_steps": 9}}, {"changed": {}}]}, 9),
+        ({"config": {"runner.n_steps": 5}, "resumed": [{"changed": {}}, {"changed": {"runner.n_steps": 9}}]}, 9),
+        ({"config": {"runner.n_steps": 5}, "resumed": [{"changed": {"runner.n_steps": 9}}, {"changed": {}}]}, 5),
         ({"config": {"lr": 1}}, math.nan),
         ({"config": {"runner.n_steps": "many"}}, math.nan),
         ([], math.nan),
