@@ -21,6 +21,7 @@ from rlframe.study.sweep import plan_study
 from rlframe.study.words import Experiments, is_name
 
 _COMMAND = (sys.executable, "-m", "rlframe.launch")
+_NAMED = {"env", "algo", "experiment"}  # without any of these, launch takes a preset, and rlframe.train does not
 
 
 def train_variants(variants: Any, shared: Iterable[tuple[str, Any]], seeds: Any, search: Any) -> StudyOverview:
@@ -47,6 +48,7 @@ def train_variants(variants: Any, shared: Iterable[tuple[str, Any]], seeds: Any,
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
     words = words_of_variant(of_all, _COMMAND, objects)
     own = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
+    own = [each if _NAMED & {*words, *each} else {"algo": "ppo", **each} for each in own]
     if objects:
         words["log_dir"] = str(objects.directory)
     experiments = _experiments(own, words, seeds, search)

@@ -12,6 +12,8 @@ import pytest
 import rlframe
 from rlframe.core.errors import ConfigError
 from rlframe.envs.debug_envs import TimeLimit
+from rlframe.experiment.job import check_words, read_job
+from rlframe.experiment.settings import to_flat
 from rlframe.launch import main
 from rlframe.study import variants
 
@@ -81,6 +83,19 @@ def test_none_is_not_given_and_true_is_true_as_in_train(tmp_path: Path, monkeypa
     for run, value in zip(planned[0].runs, ("false", "true"), strict=True):
         assert run.arguments["compile"] == value
         assert not {"log_dir", "retries", "algo.clip"} & run.arguments.keys()
+
+
+def test_a_study_without_env_and_algo_takes_no_preset_as_train_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+    monkeypatch.setattr(variants, "execute", lambda study, *_: planned.append(study))
+    monkeypatch.setattr(variants, "read_study", lambda directory: directory)
+    rlframe.run_study([{"algo.clip": 0.1}, {"experiment": "classic/ppo_cartpole"}], log_dir=tmp_path / "a")
+    words, of_preset = (check_words(run.arguments) for run in planned[0].runs)
+    alone = to_flat(read_job({"algo.clip": "0.1"}).experiment)
+    assert {key: x for key, x in to_flat(words).items() if alone[key] != x} == {}
+    assert words.sampler.batch_B != of_preset.sampler.batch_B == 8
 
 
 @pytest.mark.slow
