@@ -8,6 +8,7 @@ from typing import Any
 from rlframe.core.config import split_values
 from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.yaml import parse_value, to_json
+from rlframe.experiment.objects import long_key
 from rlframe.experiment.presets import load_study
 from rlframe.experiment.study_keys import GRIDS, REPEATS, SEARCH, STUDY_KEYS, SWEEP, ZIP
 from rlframe.study.plan import bare_key
@@ -107,10 +108,15 @@ def _means_itself(text: str) -> bool:
 
 def _override(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
     """The words of both. What is above replaces every form of its key: KEY, sweep.KEY and zip.KEY, or repeats."""
-    replaced = {bare_key(name) for name in above} | ({REPEATS} if _SEEDS & above.keys() else set())
+    replaced = {_full(name) for name in above} | ({REPEATS} if _SEEDS & above.keys() else set())
     seeds = _SEEDS if REPEATS in above else set()
-    kept = {name: value for name, value in below.items() if bare_key(name) not in replaced and name not in seeds}
+    kept = {name: value for name, value in below.items() if _full(name) not in replaced and name not in seeds}
     return kept | dict(above)
+
+
+def _full(name: str) -> str:
+    """The full key of a word: that of sweep.explore.epsilon is algo.explore.epsilon."""
+    return long_key(bare_key(name))
 
 
 def are_words(experiments: Any) -> bool:

@@ -93,6 +93,12 @@ def test_named_experiments_override_the_common_keys_and_the_command_line_overrid
     assert "sweep.seed" not in experiments(file, text, seed="3")["two"]
 
 
+def test_a_short_key_and_its_full_name_are_one_key(file: Path) -> None:
+    text = "config: {algo: dqn, explore.epsilon: 0.1, repeats: 2, sweep.replay.size: [100, 200]}"
+    given = {"sweep.algo.explore.epsilon": "0.2,0.3", "algo.replay.size": "300"}
+    assert experiments(file, text, **given) == {"": {"algo": "dqn", "repeats": "2", **given}}
+
+
 def test_a_file_of_one_run_is_left_to_the_runs_of_a_sweep(file: Path) -> None:
     given = {"sweep.seed": "0,1"}
     assert experiments(file, "config: {env: x}", **given) == {"": {"experiment": str(file), **given}}
