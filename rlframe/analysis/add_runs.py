@@ -1,12 +1,15 @@
 """Adding runs to result files: each seed once, with how it was measured; all of one configuration, and ended."""
 
+import fcntl
 import json
 import math
+import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -27,11 +30,12 @@ from rlframe.analysis.curves import (
 )
 from rlframe.analysis.results import Results, read_results, read_seeds, spell_seeds
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.files import as_csv, in_turn, prepare_output, read_json, write_output
+from rlframe.core.files import as_csv, prepare_output, read_json, write_output
 
 _RETURNS = tuple(re.compile(rf"{group}/(.*/)?return_mean") for group in ("eval", "episode"))
 _OF_ONE_RUN = re.compile(r"seed|run_ID|name|log_dir|resume|affinity|sync|trust|snapshot_\w+|log_level|dry_run|stack")
 _MOST_NAMED = 8  # keys in a message
+_WAIT_S, _POLL_S = 30.0, 0.05  # for another process that adds to a file of the same folder
 _FINISHED = ("completed", "stopped")  # `stopped`: by a callback, which is part of the config
 
 
@@ -82,6 +86,36 @@ def _add(runs: Mapping[Path, Sequence[Path]], columns: Sequence[str], note: str,
         for results in found:
             _write(results)
     return found
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Context of one process at a time, of those that change a file of this folder; others wait.
+
+    Raises:
+        ConfigError: another has it for long, as a run or study has its own folder to its end.
+    """
+    descriptor, end_s = os.open(folder, os.O_RDONLY), time.monotonic() + _WAIT_S
+    try:
+        while not _locked(descriptor):
+            if time.monotonic() > end_s:
+                raise ConfigError(
+                    f"{folder} is in use by another process for {_WAIT_S:g} s, perhaps by a run or study that is "
+                    f"recorded there; name a file in another folder"
+                )
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Try to lock a folder; True also on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def _with_runs(out: Path, paths: Sequence[Path], columns: Sequence[str], note: str, partial: bool) -> Results:

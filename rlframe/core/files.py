@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -155,18 +154,6 @@ def prepare_json(path: Path) -> None:
     if path.suffix == ".csv":
         raise ConfigError(f"out={path} would have JSON in it; use out={path.with_suffix('.json')}")
     prepare_output(path)
-
-
-@contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """Context of one process at a time, of those that change a file of this folder; others wait."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def check_name(name: str) -> None:

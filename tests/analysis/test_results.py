@@ -4,6 +4,7 @@ import json
 import resource
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from rlframe import plot
-from rlframe.analysis.add_runs import add_runs
+from rlframe.analysis import add_runs as adding
+from rlframe.analysis.add_runs import add_runs, in_turn
 from rlframe.analysis.curves import find_experiments, read_run
 from rlframe.analysis.results import Results, claim, read_results, read_seeds, short, spell_seeds
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import in_turn
+from rlframe.record.directory import DirectoryLock
 from rlframe.results import main
 from tests.processes import DEADLINE_S
 
@@ -86,6 +88,17 @@ def test_two_commands_that_add_to_one_file_take_turns(tmp_path: Path) -> None:
         assert not out.exists()
     other.join(DEADLINE_S)
     assert out.exists()
+
+
+def test_a_folder_that_a_run_or_study_holds_to_its_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_dir(tmp_path / "study/run_0", 0, (1.0, 2.0))
+    monkeypatch.setattr(adding, "_WAIT_S", 0.1)
+    with closing(DirectoryLock(tmp_path / "study", "a study", "log_dir")):
+        assert main(["add", str(run), f"out={tmp_path / 'study/out.csv'}"]) == 2
+    assert f"{tmp_path / 'study'} is in use by another process for 0.1 s" in capsys.readouterr().err
+    assert not (tmp_path / "study/out.csv").exists()
 
 
 def test_adding_the_same_runs_again_changes_nothing(tmp_path: Path) -> None:
