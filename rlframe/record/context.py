@@ -113,6 +113,9 @@ def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
     """
     directory = run_directory(log_dir, run_id) if log_dir else dated(name, f"run_{run_id}")
     try:
+        if not log_dir:
+            while not _made(directory):  # by another run, which started in the same second
+                directory = dated(name, f"run_{run_id}")
         move_failed_start(directory)
         directory.mkdir(parents=True, exist_ok=True)
         check_directory(directory)
@@ -121,6 +124,17 @@ def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
         why = f"{links[0]} links to {os.readlink(links[0])}, which does not exist" if links else error.strerror
         raise ConfigError(f"cannot create {directory}: {why}; use another log_dir") from error
     return directory
+
+
+def _made(directory: Path) -> bool:
+    """Make a directory; False if it is there already. Raises OSError."""
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        if not directory.is_dir():  # a link around it leads nowhere
+            raise
+        return False
+    return True
 
 
 def dated(name: str, below: str = "") -> Path:

@@ -80,6 +80,18 @@ def test_outside_of_any_project_data_is_in_the_working_directory(
         assert run.directory.is_relative_to(tmp_path / "data/local")
 
 
+def test_runs_that_choose_a_directory_at_the_same_moment_have_one_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has seen that there is none of this second; the other has made it since then."""
+    paths = [tmp_path / "data/073000/run_0", tmp_path / "data/073001/run_0"]
+    paths[0].mkdir(parents=True)
+    chosen = iter(paths)
+    monkeypatch.setattr(logger, "dated", lambda *_: next(chosen))
+    with closing(DirectoryLock(paths[0], "a run", "log_dir")), logger_context(console=False) as run:
+        assert run.directory == paths[1]
+
+
 def test_a_run_is_never_put_inside_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyprojroot
 
