@@ -355,9 +355,8 @@ class Run(_DirectoryRun):
             raise RecordError(f"{snapshots} was replaced by a link during the run; nothing more can be recorded in it")
         if self._has_debug_log and not self._debug_log.is_in_place():
             self._has_debug_log = False
-            _logger.warning(
-                "%s was deleted or replaced during the run; messages are lost", self._debug_log.baseFilename
-            )
+            file = self._debug_log.baseFilename
+            _logger.warning("%s was deleted or replaced during the run; messages are lost", file)
 
     def truncate_after(self, env_steps: int) -> None:
         self._record_resumed()
@@ -368,6 +367,7 @@ class Run(_DirectoryRun):
             except OSError as error:
                 raise disk_error("the log up to the snapshot", self.directory, error) from error
         self._retention.truncate_after(env_steps)
+        self._sync.request()  # again: what is copied meanwhile may be of before
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
     def record_exception(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The copy of a run whose earlier attempt failed, and was copied too."""
+"""The copy of a run whose earlier attempt failed, and was copied too; or that goes on from an earlier snapshot."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import RecordError
+from rlframe.record import logger_context
 from rlframe.record.directory import add_resumed, resumed_session, write_params
 from rlframe.record.snapshot import list_snapshots, save_snapshot
+from tests.processes import until
 from tests.record.filesystems import Store
-from tests.record.test_sync import _working, connect, copy, fetched, newest, put, stages, state
+from tests.record.test_sync import _working, connect, copy, fetched, names, newest, put, stages, state, write
 
 __all__ = ["_working", "stages"]  # fixtures
 
@@ -47,3 +49,20 @@ def test_a_new_try_takes_the_place_of_an_attempt_that_failed(stages: list[Path],
     assert newest(found) == 10
     assert [path.name for path in list_snapshots(found / "snapshot")] == ["step_000000000010"]
     assert json.loads((found / "params.json").read_text())["config"] == {"algo": "a2c"}
+
+
+def test_a_run_that_goes_on_from_an_earlier_snapshot_is_copied_once_its_logs_are_trimmed(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run:
+        for env_steps in (1, 2):
+            write(run, env_steps)
+    place, later = f"store://bucket/on{run.directory}", "snapshot/step_000000000002/manifest.json"
+    with logger_context(run.directory, console=False, sync="store://bucket/on", resume=True) as run:
+        truncate = run._retention.truncate_after
+
+        def slowly(env_steps: int) -> None:
+            until(lambda: later in names(place) and not run._sync._busy)
+            truncate(env_steps)
+
+        run._retention.truncate_after = slowly
+        run.truncate_after(1)
+        until(lambda: names(place) and later not in names(place))
