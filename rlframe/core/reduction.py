@@ -3,6 +3,7 @@
 And how the counters of several samplers become those of one.
 """
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
@@ -30,6 +31,12 @@ _REDUCTIONS: Mapping[str, Reduction] = {"sum": operator.add, "last": _last, "min
 def reduction_of(name: str) -> Reduction | None:
     """None for the mean."""
     return _REDUCTIONS.get(name.rpartition("_")[2]) if "_" in name else None
+
+
+def combined(name: str, values: Sequence[float]) -> float:
+    """The values of a metric, at least one, as one: their mean, or what its name ends in."""
+    reduce = reduction_of(name)
+    return functools.reduce(reduce, values) if reduce else sum(values) / len(values)
 
 
 def over_samplers(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:

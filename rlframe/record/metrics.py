@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlframe.core.context import set_within
 from rlframe.core.errors import shortened
-from rlframe.core.reduction import LARGEST, Reduction, reduction_of
+from rlframe.core.reduction import LARGEST, Reduction, combined, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -164,7 +164,7 @@ def step_of(row: Mapping[str, float]) -> int:
 
 
 def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One log row from the rows of all ranks: counters summed, `algo/` metrics averaged, the rest from rank 0."""
+    """One log row from the rows of all ranks: counters summed, `algo/` metrics `combined`, the rest from rank 0."""
     merged = dict(rows[0])
     for name in dict.fromkeys(name for row in rows for name in row):
         found = [row[name] for row in rows if name in row]
@@ -174,7 +174,7 @@ def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         elif plain in LARGEST:
             merged[name] = max(found)
         elif name.startswith("algo/"):
-            merged[name] = sum(found) / len(found)
+            merged[name] = combined(name, found)
     return merged
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlframe.record.metrics import METRICS, Metrics, Timers, metrics_table
+from rlframe.record.metrics import METRICS, Metrics, Timers, metrics_table, over_ranks
 
 
 def test_flush_means_over_the_interval_and_starts_anew() -> None:
@@ -164,3 +164,10 @@ def test_a_new_interval_starts_at_zero_and_elapsed_includes_time_before_a_resume
     assert timers.flush(10, 1)["time/elapsed_s"] == 105.0
     assert timers.fractions()["time/fraction_sampling"] == 0.0
     assert timers.flush(10, 1)["time/env_steps_per_s"] == 0.0
+
+
+def test_metrics_of_ranks_become_what_their_names_end_in() -> None:
+    own = ({"algo/td_max": 1.0, "algo/td_min": -2.0, "algo/n_sum": 3.0, "algo/loss": 1.0},)
+    others = ({"algo/td_max": 9.0, "algo/td_min": 0.0, "algo/n_sum": 4.0, "algo/loss": 2.0},)
+    assert over_ranks(own + others) == {"algo/td_max": 9.0, "algo/td_min": -2.0, "algo/n_sum": 7.0, "algo/loss": 1.5}
+    assert math.isnan(over_ranks([{"algo/td_max": 1.0}, {"algo/td_max": math.nan}])["algo/td_max"])
