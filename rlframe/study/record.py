@@ -215,11 +215,12 @@ def restored(run: PlannedRun, entry: Mapping[str, Any] | None) -> Status:
             )
         return Status()
     before, now = entry["arguments"], run.arguments
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    n_steps = number_in(now.get(N_STEPS, ""))
+    same = {N_STEPS} if n_steps == number_in(before.get(N_STEPS, "")) else set()  # as 2e5 and 200000
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in same]
     status = Status(**{field.name: entry[field.name] for field in fields(Status)})
     is_over, is_begun = status.state in (DONE, PRUNED), run.directory.is_dir()
     is_new = not is_begun and (status.has_directory or not is_over)
-    n_steps = number_in(now.get(N_STEPS, ""))
     is_longer = differing == [N_STEPS] and (not is_begun or n_steps > n_steps_of(run.directory / PARAMS))
     if differing and not (is_new or is_longer):
         others = ", ".join(f"{key}={before.get(key, '')}, now {now.get(key, '')}" for key in differing)

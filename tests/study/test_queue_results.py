@@ -87,3 +87,11 @@ def test_a_run_that_never_began_may_be_made_longer(tmp_path: Path) -> None:
     for state in (WAITING, PRUNED, DONE):
         before = {"arguments": {"seed": "0", "runner.n_steps": "1000"}, **vars(Status(state))}
         assert restored(run, before).state == WAITING
+
+
+def test_a_length_that_is_written_otherwise_is_the_same(tmp_path: Path) -> None:
+    run = PlannedRun("", 0, {"seed": "0", "runner.n_steps": "200000"}, tmp_path / "run_0", (), ())
+    run.directory.mkdir()
+    for text in ("2e5", "200000.0", "200_000"):
+        before = {"arguments": {"seed": "0", "runner.n_steps": text}, **vars(Status(DONE, has_directory=True))}
+        assert restored(run, before).state == DONE
