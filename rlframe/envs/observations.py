@@ -180,6 +180,8 @@ def _integers_writer(space: Space, name: str) -> Write:
         if not isinstance(observation, np.ndarray) or observation.shape != shape or observation.dtype.kind not in "biu":
             raise InvalidValue(f"{name} is not an integer array of shape {shape} but {_kind(observation)}")
         np.subtract(observation, start, out=rows[index, ...], casting="unsafe")
+        if observation.itemsize > rows.itemsize and (rows[index] != observation).any():  # 256 would be 0
+            raise InvalidValue(f"{name} is outside {space}: {observation}")
 
     return write
 
@@ -231,6 +233,9 @@ def _batch_leaf_writer(space: Space, n: int, warn: Warn, name: str) -> WriteBatc
             np.subtract(observation, start, out=rows, casting="unsafe")
         else:
             rows[...] = observation
+        if integers and observation.itemsize > rows.itemsize and (rows != observation).any():  # 256 would be 0
+            index = _first_bad(rows == observation)
+            raise InvalidValue(f"{name} is outside {space}: {observation[index]}", index)
         if choices and not 0 <= rows.min() <= rows.max() < choices:
             index = _first_bad((rows >= 0) & (rows < choices))
             raise InvalidValue(f"{name} is {observation[index]}, outside {space}", index)

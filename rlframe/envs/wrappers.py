@@ -118,7 +118,7 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def _as(dtype: Any, image: np.ndarray) -> np.ndarray:
-    return np.rint(image).astype(dtype) if np.dtype(dtype).kind in "ui" else image.astype(dtype, copy=False)
+    return np.rint(image).astype(dtype) if np.dtype(dtype).kind in "uib" else image.astype(dtype, copy=False)
 
 
 def _area_weights(n: int, m: int) -> np.ndarray:

@@ -165,6 +165,13 @@ def test_a_stack_keeps_colours_and_stacks_vectors() -> None:
         assert walk(envs, 2).steps[-1].observation[0, [0, 6]].tolist() == [1, 2]
 
 
+def test_a_bit_of_a_smaller_image_is_that_of_most_of_its_pixels() -> None:
+    image = np.array([[1, 0, 1, 1], [0, 0, 1, 0]], bool)[..., None]
+    env: Any = wrapping.Pixels(image.shape)
+    env.observation_space = spaces.Box(0, 1, image.shape, np.bool_)  # type: ignore[arg-type]
+    assert ImageObservation(env, False, (1, 2)).observation(image)[0, :, 0].tolist() == [False, True]
+
+
 def test_a_white_image_that_is_resized_is_within_its_space() -> None:
     env: Any = wrapping.Pixels((100, 75, 3))
     env._observe = lambda: np.full((100, 75, 3), 255, np.uint8)

@@ -11,9 +11,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import leaves, map_tree
 from rlframe.envs import EnvConfig, EnvError, make_envs
-from rlframe.envs.observations import BoundsCheck
+from rlframe.envs.observations import BoundsCheck, InvalidValue, batch_checker, batch_writer
 from rlframe.envs.python import PythonEnvs
-from tests.envs.custom import SPACES, Scripted
+from tests.envs.custom import SPACES, Converted, Scripted
 from tests.envs.rows import made, rows_for, walk
 
 ROUND_TRIP = [name for name in SPACES if name not in ("text", "integers", "gray")]
@@ -152,3 +152,19 @@ def test_environments_whose_spaces_differ_are_closed() -> None:
     with pytest.raises(EnvError, match="environment 1 has different spaces"):
         make_envs(EnvConfig(Small, {"same": False}), 2, [1, 2])
     assert Small.closed == [0, 1]
+
+
+@pytest.mark.parametrize("number", [2, -1, 256, 257])
+def test_a_bit_that_is_none_is_an_error_and_not_its_last_byte(number: int) -> None:
+    space = spaces.MultiBinary(2)
+    envs = PythonEnvs([lambda: Converted(space, lambda: np.array([0, number]))], [0], 0)
+    with pytest.raises(EnvError, match=r"the observation is outside MultiBinary\(2\)"):
+        envs.reset(rows_for(envs))
+    rows, write = np.zeros((1, 2), np.int8), batch_writer(space, 1, lambda text: None)
+
+    def receive() -> None:
+        write(rows, np.array([[0, number]]))
+        batch_checker(space)(rows)
+
+    with pytest.raises(InvalidValue, match=r"the observation is outside MultiBinary\(2\)"):
+        receive()
