@@ -17,7 +17,9 @@ from gymnasium import Space
 from rlframe.analysis.figures import new_figure, save_figure
 from rlframe.core.errors import ConfigError, one_line
 from rlframe.core.files import replace_file
-from rlframe.data.episodes import Episode
+from rlframe.core.spaces import zeros
+from rlframe.core.struct import Tree, map_tree
+from rlframe.data.episodes import SAMPLED_ACTION, Episode, sampled_actions, sampled_numbers
 from rlframe.data.reading import DATA, METADATA, SCORE_KEYS, Dataset, ReferenceScores, check_spaces, locate
 from rlframe.data.writing import DatasetWriter, NewDataset, check_free, id_of, metadata_of, size_in_mb
 
@@ -77,7 +79,23 @@ def merged(datasets: list[Dataset]) -> Iterator[Episode]:
     first = datasets[0]
     for other in datasets[1:]:
         check_spaces(other, first.observation_space, first.action_space, f"{first.path}")
-    return (episode for dataset in datasets for episode in dataset.episodes())
+    return (_in_order(each, dataset, first) for dataset in datasets for each in dataset.episodes())
+
+
+def _in_order(episode: Episode, own: Dataset, first: Dataset) -> Episode:
+    """An episode with the entries of Dicts in the order of another dataset, which has the same ones."""
+    if own is first:
+        return episode
+
+    def ordered(space: Space, tree: Tree) -> Tree:
+        return map_tree(lambda _, x: x, zeros(space), tree)
+
+    spaces, info = (own.action_space, first.action_space), dict(episode.info)
+    if SAMPLED_ACTION in info:
+        numbers = sampled_numbers(spaces[1], ordered(spaces[1], sampled_actions(episode, spaces[0])))
+        info |= {} if numbers is None else {SAMPLED_ACTION: numbers}
+    observation = ordered(first.observation_space, episode.observation)
+    return replace(episode, observation=observation, action=ordered(spaces[1], episode.action), info=info)
 
 
 @dataclass(frozen=True)

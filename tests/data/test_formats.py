@@ -70,6 +70,28 @@ def test_entries_are_in_the_order_of_the_environments_space(tmp_path: Path) -> N
     assert {key: x.tolist() for key, x in drawn.items()} == {key: x.tolist() for key, x in action.items()}
 
 
+def test_merged_datasets_have_the_order_of_the_first(tmp_path: Path) -> None:
+    parts = {"wrench": spaces.Box(-1, 1, (1,)), "arm": spaces.Box(-1, 1, (1,)), "mode": spaces.Discrete(2, start=3)}
+    found, drawn = [], {"wrench": np.full((2, 1), 1.5, np.float32), "arm": np.full((2, 1), 0.25, np.float32)}
+    action = {**drawn, "mode": np.zeros(2, np.int64)}
+    for i, names in enumerate((["wrench", "mode", "arm"], ["arm", "wrench", "mode"])):
+        space = spaces.Dict([(name, parts[name]) for name in names])
+        (played,) = episodes([2], space, space)
+        own = {name: action[name] for name in names}
+        info = {SAMPLED_ACTION: sampled_numbers(space, own)}
+        played = replace(played, action=action_decoder(space)(own), info=info)
+        found.append(open_dataset(stored(tmp_path / str(i), [played], space, space)))
+    name = f"{tmp_path}/merged-v0"
+    tools.write(tools.like(found[0], name), tools.merged(found))
+    for own, each in zip(found, (merged := open_dataset(name)).episodes(), strict=True):
+        (before,) = own.episodes()
+        assert {key: x.tolist() for key, x in each.observation.items()} == {
+            key: x.tolist() for key, x in before.observation.items()
+        }
+        actions = sampled_actions(each, merged.action_space)
+        assert {key: x.tolist() for key, x in actions.items()} == {key: x.tolist() for key, x in action.items()}
+
+
 @pytest.mark.parametrize("kind", ["arrow", "parquet", "hdf5"])
 @pytest.mark.parametrize(
     "space",
