@@ -155,6 +155,9 @@ class Evolution(Algorithm):
             )
         self.samples = [samples]
 
+    def can_receive(self) -> bool:
+        return not self.samples
+
     def updates_due(self) -> int:
         return len(self.samples)
 

@@ -13,6 +13,7 @@ import pytest
 import rlframe
 from rlframe import evaluate, launch
 from rlframe.evaluation.players import EpisodePlayer
+from tests.runners.own_callbacks import Counter
 from tests.runners.resumed import TRUST, assert_runs_equal, log, words
 
 RUN = (
@@ -44,6 +45,19 @@ def test_a_run_stopped_within_a_generation_is_resumed_exactly(tmp_path: Path, mo
     assert launch.main([f"resume={tmp_path / 'parts/run_0'}", TRUST]) == 0
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
     assert ended.count(True) == 2 * n_whole, "no episode that had ended is played again"
+
+
+def test_a_generation_that_an_error_of_a_callback_lost_is_said_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = f"{RUN} callbacks=tests.runners.own_callbacks:Counter"
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "on_batch", lambda *_: 1 // 0)
+        assert launch.main([*words(case, tmp_path), TRUST]) == 1
+    assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST]) == 0
+    told = (tmp_path / "run_0/debug.log").read_text()
+    assert "the batch that it held as an error came is lost" in told
+    assert "continues exactly" not in told
 
 
 @pytest.mark.slow
