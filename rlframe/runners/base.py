@@ -204,8 +204,6 @@ class Runner(ABC):
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.refresh()  # with the exploration that the algorithms have set
-                if self.evaluator is not None:
-                    self.evaluator.film_in(current_run().film_folder)
                 self.log.timers.begin(self.env_steps, self.updates)
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
@@ -334,7 +332,10 @@ class Runner(ABC):
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""
-        return {} if self.evaluator is None else self.evaluator.evaluate(self.step, self.stop.__bool__)
+        if self.evaluator is None:
+            return {}
+        self.evaluator.film_in(current_run().film_folder)
+        return self.evaluator.evaluate(self.step, self.stop.__bool__)
 
     def counters(self) -> dict[str, float]:
         """Metrics of this runner since the last call."""

@@ -1,6 +1,7 @@
 """Films of evaluations: metrics as without them, one after every n-th, no failure for a film; and small GIFs."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlframe import launch
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, make_envs
@@ -21,6 +23,7 @@ from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.film import Animation
 from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.record.directory import film_path
+from tests.runners.resumed import words
 from tests.samplers.made import agent_for
 
 pytest.importorskip("imageio_ffmpeg")
@@ -191,6 +194,24 @@ def test_a_process_that_replaces_a_killed_one_films_too(tmp_path: Path) -> None:
         evaluator.evaluate(0)  # to a dead process
         assert [number for number, _ in evaluator.finished(wait=True)] == [0], "by the process that replaces it"
     assert film_path(tmp_path / "videos", 0).exists()
+
+
+def test_an_evaluation_that_a_resumed_run_makes_again_is_filmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(evaluator: EvaluatorProcess, wait: bool, stop: Any = None) -> list[Any]:
+        if evaluator.busy:  # at the end of the training
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    case = "algo=a2c env=CartPole-v1 env.max_episode_steps=12 model.hidden=[8] sampler=serial runner.n_steps=40 "
+    case += "eval.n_episodes=1 eval.n_workers=0 eval.interval_steps=inf eval.asynchronous=true eval.video_every=1"
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluatorProcess, "finished", stopped)
+        assert launch.main(words(case, tmp_path)) == 128 + signal.SIGTERM
+    shutil.rmtree(tmp_path / "run_0/videos", ignore_errors=True)
+    assert launch.main([f"resume={tmp_path / 'run_0'}"]) == 0
+    assert len([*(tmp_path / "run_0").glob("videos/*.mp4")]) == 1
 
 
 def saved(path: Path, n: int, fps: float, shape: tuple[int, int] = (40, 60)) -> list[tuple[float, int]]:
