@@ -37,7 +37,7 @@ class EvaluationSchedule:
         """Whether a training that ends at `now`, if it does, lacks the evaluation there: a stop request ended it."""
         if self._evaluator is None or not end_reason:
             return False
-        return self._started < now or bool(self._ranks.max(int(self._evaluator.busy)))
+        return self._started < now or bool(self._late or self._ranks.max(int(self._evaluator.busy)))
 
     @property
     def awaited(self) -> int:
@@ -92,10 +92,11 @@ class EvaluationSchedule:
 
     def start_again(self, now: int, evaluate: Callable[[], dict[str, float]]) -> None:
         """After a resume: start the evaluation that was running, if the agent is still the same."""
-        if self._evaluator is not None and self._finished < self._started == now:
-            evaluate()
-        else:
+        if self._evaluator is None or not self._finished < self._started == now:
             self._started = self._finished
+        elif metrics := self._evaluated(evaluate):  # at once, where it no longer has a process of its own
+            self._finished = self._started
+            self._late.append((self._started_steps, {**metrics, "eval/updates": self._started_updates}))
 
     def with_best(self, env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """The metrics with those of the best mean return so far, and the normalized score."""

@@ -16,6 +16,7 @@ from rlframe import launch
 from rlframe.core.ranks import SingleRank
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, NoEvaluator
+from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
@@ -125,6 +126,25 @@ def test_a_result_that_came_before_a_stop_is_logged_by_the_resumed_run() -> None
     assert resumed.make(150, 150, False, dict, lambda: False)[1] == [
         (100, {"eval/return_mean": 5.0, "eval/updates": 7})
     ]
+
+
+def test_a_resumed_run_that_evaluates_here_has_the_result_of_the_evaluation_that_was_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(evaluator: EvaluatorProcess, wait: bool, stop: Any = None) -> list[Any]:
+        if evaluator.busy:  # at the end of the training
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluatorProcess, "finished", stopped)
+        case = f"{CASE} eval.asynchronous=true eval.interval_steps=inf"
+        assert launch.main(words(case, tmp_path)) == 128 + signal.SIGTERM
+    assert "eval/return_mean" not in rows(tmp_path / "run_0")[-1]
+    assert launch.main([f"resume={tmp_path / 'run_0'}", "eval.asynchronous=false"]) == 0
+    whole = trained(tmp_path / "whole", "eval.interval_steps=inf")
+    assert scores(tmp_path / "run_0") == scores(whole) != {}
+    assert result_of(tmp_path / "run_0")["final_score"] == result_of(whole)["final_score"]
 
 
 def test_the_best_snapshot_is_that_of_the_best_score_also_if_it_came_late(tmp_path: Path) -> None:
