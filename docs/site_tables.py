@@ -17,6 +17,7 @@ from typing import Any
 import chz
 
 from rlframe.algos.defaults import Kind, defaults_of
+from rlframe.core.config import AUTO
 from rlframe.core.parts import ROOTS, Part, module_names
 from rlframe.core.schedule import Schedule, accepts_schedule
 from rlframe.experiment.config import Experiment
@@ -96,7 +97,7 @@ def _table(
     """`of_vectors`: defaults that are others for environments of vectors."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in chz.chz_fields(config).items():
-        if name in skip:
+        if name in skip or not field._doc:  # the latter have tables of their own
             continue
         if isinstance(part := field.meta_factory, Part) and name in _GUIDES:
             lines.append(f"| `{prefix}{name}` | `{part.default}` | see {_GUIDES[name]} |")
@@ -116,7 +117,7 @@ def _default(field: Any) -> str:
     if isinstance(value, tuple):
         return f"`[{','.join(map(str, value))}]`"
     if isinstance(value, int | float | str) and value != "":
-        return f"`{'auto' if value == -1 else value}`"
+        return f"`{'auto' if isinstance(value, int) and value == AUTO else value}`"
     return ""
 
 

@@ -26,11 +26,12 @@ from gymnasium import Space
 import rlframe
 from rlframe import evaluate, launch, plot
 from rlframe.algos import ppo
-from rlframe.core.parts import module_names
+from rlframe.core.parts import Part, known_keys, module_names
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, atari, make_envs
 from rlframe.envs.make import fixed_backend
 from rlframe.experiment import defaults, hardware, tuning
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
@@ -254,6 +255,35 @@ def test_the_page_of_an_algorithm_has_its_keys_metrics_and_references(algo: str)
     page = (ROOT / f"docs/algorithms/{algo}.md").read_text(encoding="utf-8")
     for heading, has in (("Keys", f"<!-- keys: {algo} -->"), ("Metrics", "<!-- metrics: "), ("References", "\n- ")):
         assert has in page.partition(f"## {heading}\n")[2].partition("\n## ")[0], heading
+
+
+def site_tables() -> Any:
+    spec = importlib.util.spec_from_file_location("site_tables", ROOT / "docs/site_tables.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sampler": "gpu", "runner": "async_rl"},
+        {"sampler": "ray", "algo": "dqn", "algo.replay": "ray"},
+        {"runner": "offline_rl", "algo": "dqn", "algo.replay": "dataset"},
+        {"runner": "evolution", "algo": "es"},
+    ],
+)
+def test_the_page_of_keys_has_all_but_those_of_algorithms(given: dict[str, str]) -> None:
+    page = site_tables().on_page_markdown((ROOT / "docs/reference/keys.md").read_text(encoding="utf-8"))
+    keys = [key for key, x in known_keys(Experiment, given).items() if not isinstance(x, Part | type)]
+    own = [key for key in keys if not re.match(r"algo\.(?!replay\.)|sampler\.inner\.", key)]
+    assert [key for key in own if f"`{key}`" not in page] == []
+
+
+def test_a_default_of_minus_one_is_no_auto() -> None:
+    assert "| `algo.munchausen_clip` | `-1.0` |" in site_tables().keys("dqn")
 
 
 def test_the_test_files_of_the_fault_matrix_exist() -> None:
