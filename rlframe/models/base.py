@@ -268,7 +268,7 @@ class ModelConfig:
         for name, (value, usual) in given.items():
             if value != usual:
                 raise ConfigError(
-                    f"model.{name}={value} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc); "
+                    f"model.{name}={value} is for actors and their critics (algo=sac, td3, ddpg, cql, td3_bc, maddpg); "
                     f"leave it out"
                 )
 
