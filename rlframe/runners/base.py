@@ -101,6 +101,7 @@ class Runner(ABC):
         self.updates_left = False  # a stop came between the updates of the newest batch
         self.described = DescribedBatches()
         self.skips_updates = self.empty_batch = False  # an update was skipped; the newest batch has no env step
+        self.unfinished = False  # an algorithm's receive or update, in which there was an error
         self.stop = StopRequest()
         self.prepare()
         apply_affinity(affinity)
@@ -243,9 +244,9 @@ class Runner(ABC):
                 learner.check_batch(samples)
         with self.log.timers("learning"):
             for learner, samples in batches:
-                self.log.metrics.learner = learner.name
+                self.log.metrics.learner, self.unfinished = learner.name, True
                 learner.receive(samples)
-            self.log.metrics.learner = ""
+            self.log.metrics.learner, self.unfinished = "", False
         self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
         self.empty_batch = not any(samples.n_env_steps or not samples.valid.numel() for _, samples in batches)
         finished = self.record_episodes()
@@ -260,9 +261,9 @@ class Runner(ABC):
         progress = learner.algo.progress
         if self.clock is Clock.UPDATES:
             progress.schedule(progress.updates)
-        self.log.metrics.learner = learner.name
+        self.log.metrics.learner, self.unfinished = learner.name, True
         metrics = learner.update()
-        self.log.metrics.learner = ""
+        self.log.metrics.learner, self.unfinished = "", False
         if progress.skipped_updates:
             skip_update(learner, metrics, self.options.nonfinite, first=not self.skips_updates)
             self.skips_updates = True
@@ -360,10 +361,11 @@ class Runner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The complete training state, for `load_state_dict`."""
+        held = self.unfinished or not self.learners.can_receive()
         return {
             **self.learners.state_dict(),
             "sampler": self.sampler.state_dict(),
-            "runner": {"env_steps": self.env_steps, "held": not self.learners.can_receive(), **self.log.state_dict()},
+            "runner": {"env_steps": self.env_steps, "held": held, **self.log.state_dict()},
             "evaluations": self.evaluations.state_dict(),
             "torch": torch_rng_states(self.learners.first.agent),
             "callbacks": self.callbacks.state_dict(),

@@ -362,7 +362,8 @@ def describe_resumed(
     Args:
         reasons: of each environment, why its episode starts anew, empty where it continues.
         unsaved: state of algorithms that was not saved.    of_callbacks: and that of callbacks.
-        held: whether an algorithm had a batch, after an error, from which it had not learned, or not to the end.
+        held: whether an algorithm had a batch, after an error, from which it had not learned, or not to the end; or an
+            update that was not finished.
     """
     lost, anew = [reason for reason in reasons if reason], []
     if lost:
@@ -371,7 +372,7 @@ def describe_resumed(
     if of_all := [*unsaved, *of_callbacks]:
         anew.append(f"{', '.join(of_all)} begin anew, which the snapshot does not have")
     if held:
-        anew.append("the batch that it held as an error came is lost")
+        anew.append("the batch or update that an error interrupted is lost")
     if not anew:
         return "the run continues exactly, running episodes included"
     going_on = "what `saved` names continues" if unsaved else "parameters, optimizer and counts continue"

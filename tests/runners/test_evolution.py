@@ -56,7 +56,7 @@ def test_a_generation_that_an_error_of_a_callback_lost_is_said_to_be_lost(
         assert launch.main([*words(case, tmp_path), TRUST]) == 1
     assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST]) == 0
     told = (tmp_path / "run_0/debug.log").read_text()
-    assert "the batch that it held as an error came is lost" in told
+    assert "the batch or update that an error interrupted is lost" in told
     assert "continues exactly" not in told
 
 

@@ -208,3 +208,27 @@ def test_sys_exit_in_an_environment_is_an_error_and_a_snapshot_is_left(
     assert launch.main([*words.split(), *sizes, "runner.n_steps=400", f"log_dir={tmp_path / 'runs'}"]) == 1
     assert re.search(r"environment 0 called sys.exit\(0\) \(seed \d+, episode \d, step \d+,", capsys.readouterr().err)
     assert load_snapshot(resolve_snapshot(tmp_path / "runs/run_0"))[1]["env_steps"] == 32
+
+
+@pytest.mark.parametrize(("cls", "where"), [(ppo.PPO, "loss"), (dqn.DQN, "loss"), (dqn.DQN, "receive")])
+def test_an_error_within_an_update_or_a_batch_makes_the_resume_no_exact_one(
+    cls: type[Algorithm], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = DQN if cls is dqn.DQN else ppo.Config(epochs=2, minibatches=4)
+    calls, method = count(), getattr(cls, where)
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise ArithmeticError("the second call")
+        return method(*arguments)
+
+    with monkeypatch.context() as patch, logger_context(tmp_path, console=False) as run:
+        patch.setattr(cls, where, failing)
+        with MinibatchRl(*learning(parts(config)), RunnerConfig(n_steps=64)) as runner, pytest.raises(ArithmeticError):
+            runner.train()
+    with (
+        logger_context(tmp_path, console=False, resume=True),
+        MinibatchRl(*learning(parts(config)), RunnerConfig(n_steps=64)) as runner,
+    ):
+        runner.resume(load_snapshot(run.directory)[0])
+    assert "the batch or update that an error interrupted is lost" in caplog.text
