@@ -156,7 +156,7 @@ class ActorCritic(PolicyModel):
     ) -> Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, np.ndarray, Tree]] | None:
         """`with_features` in NumPy, as `numpy_forward`."""
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
-        if actor is None:
+        if actor is None or (self.critic and critic is None):
             return None
         norm = numpy_inference.normalizer(self.observation_norm) if self.observation_norm else None
         policy_head, value_head = map(numpy_inference.head, (self.policy_head, self.value_head))

@@ -78,6 +78,14 @@ def test_policies_do_not_see_what_is_privileged_and_their_values_do(
     torch.testing.assert_close(torch.from_numpy(numpy.info.value), one[1].detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_values_of_a_privileged_image_are_not_taken_from_the_policys_features(n: int) -> None:
+    picture = spaces.Box(0, 255, (1, 10, 10), np.uint8)  # which NumPy does not encode
+    space = spaces.Dict({"privileged": picture, "state": STATE})
+    agent = make_policy_agent(space, TWO, ModelConfig(hidden=(8,), image_hidden=(8,)))
+    assert agent.numpy_step(n) is None
+
+
 @pytest.mark.parametrize("module", [ddpg, sac])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_actors_do_not_see_what_is_privileged_and_their_critics_do(module: Any, normalize: bool) -> None:
