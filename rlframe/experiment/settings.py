@@ -166,7 +166,9 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     for layer in layers:
         _check_length(layer)
         _check_once(layer)
-    return _experiment(with_policies(merge(*layers)[0]))
+    merged = merge(*layers)[0]
+    inherited = {key: value for key, value in with_policies(merged).items() if key not in merged}
+    return _experiment(merge(inherited, merged)[0])  # without keys of parts that a policy has others of
 
 
 def _check_once(layer: Mapping[str, Any]) -> None:

@@ -66,6 +66,17 @@ def test_another_exploration_has_its_own_defaults():
     assert keys(algo="dqn", algo__explore="noise_hold")["algo.explore.epsilon"] == "linear(1,0.05,0.1)"
 
 
+TEAM = {"env": "rlframe.envs.debug_agents:TwoStepGame", "agents.map.*": "red"}
+
+
+def test_another_exploration_of_a_policy_has_its_own_keys_beside_the_runs() -> None:
+    explore = "agents.policies.red.algo.explore"
+    for given in ({}, {"algo.explore.epsilon": 0.3}):
+        found = keys(algo="dqn", **TEAM, **given, **{explore: "boltzmann"})
+        assert (found[explore], f"{explore}.epsilon" in found) == ("boltzmann", False)
+    assert keys(algo="r2d1", **TEAM, **{explore: "epsilon"})[f"{explore}.epsilon"] == "linear(1,0.1,0.1)", "the run's"
+
+
 @pytest.mark.parametrize("sampler", ["serial", pytest.param("auto", marks=pytest.mark.slow)])
 def test_observations_of_an_unknown_environment_are_looked_at(sampler, tmp_path, monkeypatch):
     (tmp_path / "pixels_of_mine.py").write_text(
