@@ -46,12 +46,18 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         found = {key: value for key, value in found.items() if key != "env.normalize_reward"}
     if ":" in experiment.model.encoder:  # the user's own, which normalises by itself or not
         found = {key: value for key, value in found.items() if key not in ("model.norm", "model.image_norm")}
-    explore = getattr(experiment.algo, "explore", None)
-    if getattr(explore, "noisy_layers", False):  # which explore without random actions
-        found = {key: value for key, value in found.items() if not key.startswith("algo.explore.")}
+    of_explore = [key for key in found if key.startswith("algo.explore.")]
+    if _has_noisy_layers(experiment.algo):  # which explore without random actions
+        found = {key: value for key, value in found.items() if key not in of_explore}
+    for name in [name for name, each in experiment.agents.policies.items() if _has_noisy_layers(each.algo)]:
+        found |= {f"agents.policies.{name}.{key}": 0.0 for key in of_explore if key in found and key not in given}
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
     return _source(experiment), found
+
+
+def _has_noisy_layers(algo: Any) -> bool:
+    return getattr(getattr(algo, "explore", None), "noisy_layers", False)
 
 
 def _source(experiment: Experiment) -> str:

@@ -77,6 +77,15 @@ def test_another_exploration_of_a_policy_has_its_own_keys_beside_the_runs() -> N
     assert keys(algo="r2d1", **TEAM, **{explore: "epsilon"})[f"{explore}.epsilon"] == "linear(1,0.1,0.1)", "the run's"
 
 
+def test_noisy_layers_of_a_policy_explore_without_the_random_actions_that_are_the_runs_default() -> None:
+    explore = "agents.policies.red.algo.explore"
+    noisy = keys(algo="r2d1", **TEAM, **{explore: "noisy"})
+    assert (noisy[f"{explore}.epsilon"], noisy[f"{explore}.epsilon_last"]) == (0.0, 0.0)
+    assert noisy["algo.explore.epsilon"] == "linear(1,0.1,0.1)"
+    noisy = keys(algo="dqn", **TEAM, **{explore: "noisy", "algo.explore.epsilon": 0.3})
+    assert noisy[f"{explore}.epsilon"] == 0.3, "that was given"
+
+
 @pytest.mark.parametrize("sampler", ["serial", pytest.param("auto", marks=pytest.mark.slow)])
 def test_observations_of_an_unknown_environment_are_looked_at(sampler, tmp_path, monkeypatch):
     (tmp_path / "pixels_of_mine.py").write_text(
