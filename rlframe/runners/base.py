@@ -246,7 +246,7 @@ class Runner(ABC):
             for learner, samples in batches:
                 self.log.metrics.learner, self.unfinished = learner.name, True
                 learner.receive(samples)
-            self.log.metrics.learner, self.unfinished = "", False
+            self.log.metrics.learner, self.unfinished, self.updates_left = "", False, False
         self.described.receive({learner.name: samples for learner, samples in batches}, self.clock.value, self.now)
         self.empty_batch = not any(samples.n_env_steps or not samples.valid.numel() for _, samples in batches)
         finished = self.record_episodes()

@@ -25,7 +25,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
-from rlframe.runners import Learner, MinibatchRl, RunnerConfig
+from rlframe.runners import Learner, MinibatchRl, Runner, RunnerConfig
 from rlframe.samplers import Sampler, SerialSampler
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
@@ -232,3 +232,26 @@ def test_an_error_within_an_update_or_a_batch_makes_the_resume_no_exact_one(
     ):
         runner.resume(load_snapshot(run.directory)[0])
     assert "the batch or update that an error interrupted is lost" in caplog.text
+
+
+class OneUpdate(Runner):
+    """Makes one update after each batch, of several that are due, and knows nothing of those that are left."""
+
+    def iterate(self) -> None:
+        assert self.env_steps < 200, "the second run has no end"
+        self.receive(self.collect())
+        if self.algo.updates_due():
+            self.update(self.learner)
+
+
+def test_a_runner_of_your_own_that_leaves_updates_ends_also_when_it_is_resumed(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run, OneUpdate(*learning(parts()), RunnerConfig(n_steps=64)) as one:
+        one.train()
+        assert one.algo.updates_due()
+    with (
+        logger_context(tmp_path, console=False, resume=True),
+        OneUpdate(*learning(parts()), RunnerConfig(n_steps=128, log_interval_steps=32)) as one,
+    ):
+        one.resume(load_snapshot(run.directory)[0])
+        row = one.train()
+    assert 128 <= row["env_steps"] < 200
