@@ -144,7 +144,7 @@ class TrainingLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.last, self.return_mean = state["reported"], state["return_mean"]
-        self.n_episodes = state["n_episodes"]
+        self.n_episodes, self.latest = state["n_episodes"], {}
         self.follow(state["latest"])
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])

@@ -256,3 +256,15 @@ def test_the_result_says_which_error_without_a_message_ended_the_run(error, ende
         list(runner.rows())
     result = read_json(run.directory / "result.json")
     assert (result["ended"], result["reason"]) == (ended, reason)
+
+
+def test_a_runner_that_goes_back_to_its_beginning_trains_again() -> None:
+    """Else the score of its abandoned future ends it."""
+    sampler, agent, algo = parts(EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 4}))
+    options = RunnerConfig(n_steps=64, log_interval_steps=32, target_return=4.0)
+    with MinibatchRl(sampler, Learner(agent, algo), options) as runner:
+        beginning = runner.state_dict()
+        n = runner.train()["env_steps"]
+        runner.load_state_dict(beginning)
+        assert not runner.end_reason
+        assert runner.train()["env_steps"] == n > 0
