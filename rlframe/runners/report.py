@@ -22,7 +22,7 @@ from rlframe.core.errors import PartError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import Result
-from rlframe.evaluation.report import diagnostic_means, metric_of, summarize
+from rlframe.evaluation.report import RETURN_MEAN, diagnostic_means, metric_of, summarize
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
@@ -309,7 +309,7 @@ def write_result(runner: Reporting, how: str, why: str) -> None:
     `how`: completed, stopped (by a callback), out_of_time, interrupted or failed.
     """
     evaluations, latest = runner.evaluations, runner.log.latest
-    scored = math.isfinite(evaluations.best)
+    scored = runner.return_metric == RETURN_MEAN and math.isfinite(evaluations.best)  # not of those before a resume
     current_run().write_result(
         {
             "ended": how,

@@ -250,6 +250,14 @@ def test_the_result_says_how_and_why_a_run_ended(changed: str, tmp_path: Path) -
     assert str(result["best_env_steps"]) in {r["env_steps"] for r in rows(run) if float(r["eval/return_mean"]) == best}
 
 
+def test_the_result_of_a_run_that_was_resumed_without_evaluation_has_no_scores_of_evaluations(tmp_path: Path) -> None:
+    run = trained(tmp_path, "runner.n_steps=120")
+    assert launch.main([f"resume={run}", "eval.n_episodes=0", "runner.n_steps=240"]) == 0
+    result = result_of(run)
+    assert (result["score"], result["best_score"]) == ("episode/return_mean", None)
+    assert result["final_env_steps"] == result["env_steps"] >= 240
+
+
 @pytest.mark.slow
 def test_the_result_of_a_failed_and_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = f"{CASE} callbacks=[{HERE}:Failing]"
