@@ -63,7 +63,11 @@ class _Unread:
             f"tensors, such as valid.sum(), or compile=false"
         )
 
-    __bool__ = __int__ = __float__ = __index__ = __neg__ = __abs__ = _refuse
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        next(x for x in tree_leaves((args, kwargs)) if isinstance(x, cls))._refuse()
+
+    __bool__ = __int__ = __float__ = __index__ = __neg__ = __abs__ = __round__ = __hash__ = __format__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse

@@ -156,17 +156,22 @@ def test_another_float_among_the_inputs_is_recorded_anew(recorded: list[Any]) ->
     assert (found, len(recorded)) == ([[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]], 2)
 
 
-def mean_reward(samples: Samples) -> Tensor:
-    return samples.reward.sum() / samples.n_env_steps
-
-
+@pytest.mark.parametrize(
+    "of_batch",
+    [
+        lambda samples: samples.reward.sum() / samples.n_env_steps,
+        lambda samples: torch.full((1,), samples.n_env_steps, dtype=torch.float32),  # torch takes numbers alone here
+        lambda samples: torch.where(samples.valid, samples.n_env_steps, 0).sum(),
+        lambda samples: samples.reward.sum() / round(samples.n_env_steps, -1),
+    ],
+)
 def test_a_count_of_the_batch_is_never_taken_for_that_of_all_batches(
-    recorded: list[Any], warned: Callable[[], list[str]]
+    of_batch: Callable[[Samples], Tensor], recorded: list[Any], warned: Callable[[], list[str]]
 ) -> None:
     batch = batches("a2c")[0]
-    both = [replace(batch, n_env_steps=n) for n in (4, 8)]
-    expected = [float(mean_reward(each)) for each in both]
-    learn, graph = Compiled(mean_reward, made("a2c").schedules, []), Graphed(mean_reward, [], PlayedGraph())
+    both = [replace(batch, n_env_steps=n) for n in (10, 20)]
+    expected = [float(of_batch(each)) for each in both]
+    learn, graph = Compiled(of_batch, made("a2c").schedules, []), Graphed(of_batch, [], PlayedGraph())
     with compiling(CompileChoice(True)):
         assert [float(learn(each)) for each in both] == expected
     assert [float(graph(each)) for each in both * 3] == expected * 3
