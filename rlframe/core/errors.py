@@ -76,14 +76,13 @@ def naming(part: str) -> Iterator[None]:
 @contextmanager
 def naming_if(is_own: bool, part: str) -> Iterator[None]:
     """`naming` of a part that may be rlframe's; a ValueError that rlframe raised becomes a ConfigError of its text."""
-    try:
-        with naming(part) if is_own else nullcontext():
+    with naming(part) if is_own else nullcontext():
+        try:
             yield
-    except (PartError, ValueError) as error:
-        cause = error.__cause__ if isinstance(error, PartError) else error
-        if not isinstance(cause, ValueError) or (is_own and not _raised_here(cause)):
-            raise
-        raise ConfigError(str(cause)) from cause
+        except ValueError as error:
+            if is_own and not _raised_here(error):
+                raise
+            raise ConfigError(str(error)) from error
 
 
 def _raised_here(error: BaseException) -> bool:

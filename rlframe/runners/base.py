@@ -193,7 +193,7 @@ class Runner(ABC):
         try:
             how, why = yield from self._rows()
         except BaseException as error:
-            stopped = isinstance(error, Interrupted | GeneratorExit | KeyboardInterrupt)
+            stopped = isinstance(error, KeyboardInterrupt | GeneratorExit)
             why = str(error) or ("closed before its end" if type(error) is GeneratorExit else type(error).__name__)
             write_result(self, "interrupted" if stopped else "failed", why)
             raise

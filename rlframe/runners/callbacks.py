@@ -101,7 +101,8 @@ class Callback:
 
         Or what its name ends in: _sum, _last, _min or _max. `rlframe.log` does the same from anywhere else. A value
         logged in `on_log` is in that row as it is, of rank 0, in place of what the interval had of this name. With
-        several ranks the row has the values of rank 0, but for metrics named algo/..., which are averaged over ranks.
+        several ranks the row has the values of rank 0, but for metrics named algo/..., which become one in the same
+        way: the mean over ranks, or what the name ends in.
 
         Raises:
             ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
