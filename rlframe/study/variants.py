@@ -48,7 +48,8 @@ def train_variants(variants: Any, shared: Iterable[tuple[str, Any]], seeds: Any,
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
     words = words_of_variant(of_all, _COMMAND, objects)
     own = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
-    own = [each if _NAMED & {*words, *each} else {"algo": "ppo", **each} for each in own]
+    given = {*map(bare_key, words), *search}
+    own = [each if _NAMED & {*given, *each} else {"algo": "ppo", **each} for each in own]
     if objects:
         words["log_dir"] = str(objects.directory)
     experiments = _experiments(own, words, seeds, search)

@@ -98,6 +98,17 @@ def test_a_study_without_env_and_algo_takes_no_preset_as_train_does(
     assert words.sampler.batch_B != of_preset.sampler.batch_B == 8
 
 
+@pytest.mark.parametrize("settings", [{"sweep.algo": "ppo,a2c"}, {"search": {"algo": "choice(ppo,a2c)"}, "n_runs": 2}])
+def test_an_algorithm_that_is_swept_or_searched_needs_no_env(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+    monkeypatch.setattr(variants, "execute", lambda study, *_: planned.append(study))
+    monkeypatch.setattr(variants, "read_study", lambda directory: directory)
+    rlframe.run_study([{}], log_dir=tmp_path / "a", **settings)
+    assert [run.arguments["algo"] for run in planned[0].runs] in (["ppo", "a2c"], [])
+
+
 @pytest.mark.slow
 def test_variants_are_trained_scored_and_continued(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Own(TimeLimit):
