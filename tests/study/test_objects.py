@@ -191,15 +191,15 @@ def test_a_script_that_trains_and_starts_a_study_of_its_own_class_is_not_run_aga
 
 
 @pytest.mark.slow
-def test_a_worker_that_imports_the_script_starts_no_study(tmp_path: Path) -> None:
-    """It looks at the script's environment before the study starts; else each one would start another."""
+def test_a_script_that_is_imported_for_its_environment_starts_no_study(tmp_path: Path) -> None:
+    """The study looks at the script's environment before it starts; else each look would start another."""
     (tmp_path / "script.py").write_text(
         "import rlframe\nfrom tests.experiment.forms import Walk\nclass Own(Walk): pass\n"
         f"rlframe.run_study([{{'algo': 'ppo'}}], env=Own, log_dir={str(tmp_path / 'study')!r})\n"
     )
     command = [sys.executable, str(tmp_path / "script.py")]
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
-    assert "a worker process imports this script; call run_study below if __name__ ==" in found.stderr
+    assert "its own study imports this script; call run_study below if __name__ ==" in found.stderr
     assert not (tmp_path / "study").exists()
 
 
