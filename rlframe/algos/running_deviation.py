@@ -79,7 +79,9 @@ class RunningDeviation:
         Episodes begin after `ends`, and where they are `first`: after a restart nothing ended, and a team may end
         while its environment goes on.
         """
-        running, found = self.sums.get(stream, 0 * numbers[0]), xp.empty_like(numbers)
+        running, found = self.sums.get(stream, ()), xp.empty_like(numbers)
+        if len(running) != len(numbers[0]):  # its first batch, or the resumed run divides environments otherwise
+            running = 0 * numbers[0]
         running = running if xp is np else torch.as_tensor(running, device=numbers.device)
         for t in range(len(numbers)):
             before = running if over_ends else xp.where(first[t], 0.0, running)

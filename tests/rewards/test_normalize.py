@@ -91,6 +91,17 @@ def test_a_sum_begins_at_0_where_an_episode_does_whatever_came_before(over_ends:
 
 
 @pytest.mark.parametrize("moments", ["_moments_on_host", "_moments_on_device"])
+def test_sums_of_a_run_that_is_resumed_with_other_samplers_begin_anew(moments: str) -> None:
+    """One process had four environments; with runner.n_samplers=2 each has two."""
+    deviation = RunningDeviation(0.5)
+    deviation.load_state_dict({**deviation.state_dict(), "sums": {0: [8.0] * 4}})
+    with closing(sampled("CartPole-v1", 2, 1)) as sampler:
+        sample = sampler.collect()
+        getattr(deviation, moments)(sample.reward, sample, True)
+    assert deviation.sums[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("moments", ["_moments_on_host", "_moments_on_device"])
 @pytest.mark.parametrize("over_ends", [False, True])
 def test_a_number_that_is_not_finite_costs_its_batch_alone(over_ends: bool, moments: str) -> None:
     deviation = RunningDeviation(0.5)
