@@ -175,16 +175,15 @@ class League(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not state["playing"]:  # saved before the training began
-            return
-        if len(state["playing"]) != len(self._opponents):
+        if len(state["rows"]) != len(self._opponents):
             raise ConfigError(
-                f"agents.league.opponents={len(self._opponents)}, and the run was saved with {len(state['playing'])}"
+                f"agents.league.opponents={len(self._opponents)}, and the run was saved with {len(state['rows'])}"
             )
         self.elo, self.n_games, self._taken = state["elo"], state["n_games"], state["taken"]
         self.past = [Past(**each) for each in state["past"]]
         by_number = {past.number: past for past in self.past}
-        self._seat_all([by_number[number] for number in state["playing"]])
+        if playing := [by_number[number] for number in state["playing"]]:  # none before the training began
+            self._seat_all(playing)
         self._rows, self._games = list(state["rows"]), list(state["games"])
         self._rng.bit_generator.state = state["rng"]
 

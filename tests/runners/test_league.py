@@ -125,11 +125,13 @@ def weights_of(past: Any) -> dict[str, torch.Tensor]:
     return {key: torch.as_tensor(x) for key, x in past["weights"].items()}
 
 
-def test_a_state_that_was_saved_before_the_training_began_is_a_new_league() -> None:
+def test_a_state_that_was_saved_before_the_training_began_is_a_new_league_with_its_members() -> None:
     agents: list[Any] = [nn.Linear(1, 1) for _ in range(3)]
-    new, other = (League(agents[0], agents[1:], LeagueConfig(opponents=2)) for _ in range(2))
+    new = League(agents[0], agents[1:], LeagueConfig(opponents=2), members=[agents[0].state_dict()])
+    other = League(agents[0], agents[1:], LeagueConfig(opponents=2))  # a resumed run does not read them again
     other.load_state_dict(new.state_dict())
     other.on_start(cast(Any, SimpleNamespace(env_steps=0)))
+    assert [past.number for past in other.past] == [-1, 0]
     assert [past.number for past in other.playing] == [0, 0]
 
 
