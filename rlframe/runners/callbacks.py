@@ -164,7 +164,7 @@ class Callbacks:
         self.all = tuple(callbacks)
         self.learner = ""  # that hooks are being called for; empty: the only one
         self.stop_reason = ""  # the first request to stop; empty: none
-        self.lost: list[str] = []  # what the callbacks of a loaded state had and did not save
+        self.lost: list[str] = []  # what the callbacks of a loaded state had and did not save, or do not load
         self._at_start: list[dict[str, Any]] = []  # the numbers of each callback as training began
         self._by_hook = {
             hook: [each for each in self.all if getattr(type(each), hook) is not getattr(Callback, hook)]
@@ -214,7 +214,7 @@ class Callbacks:
         found = []
         for callback, before in zip(self.all, self._at_start or map(_contents, self.all), strict=True):
             entry = {"name": name_of(callback), "state": _call(callback, "state_dict")}
-            if entry["state"] and type(callback).load_state_dict is Callback.load_state_dict:
+            if entry["state"] and not _loads(callback):
                 warn_once(f"callback {entry['name']} has no load_state_dict, and begins anew when the run is resumed")
             if unsaved := _unsaved(callback, before):
                 warn_once(
@@ -237,7 +237,14 @@ class Callbacks:
             )
         self.lost = [f"{each['name']}.{name}" for each in saved for name in each.get("unsaved", ())]
         for callback, each in zip(self.all, saved, strict=True):
+            if each["state"] and not _loads(callback):
+                self.lost.append(each["name"])
             _call(callback, "load_state_dict", each["state"])
+
+
+def _loads(callback: Callback) -> bool:
+    """Whether it has a load_state_dict."""
+    return type(callback).load_state_dict is not Callback.load_state_dict
 
 
 def _unsaved(callback: Callback, before: Mapping[str, Any]) -> list[str]:

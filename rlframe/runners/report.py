@@ -361,7 +361,7 @@ def describe_resumed(
 
     Args:
         reasons: of each environment, why its episode starts anew, empty where it continues.
-        unsaved: state of algorithms that was not saved.    of_callbacks: and that of callbacks.
+        unsaved: state of algorithms that was not saved.    of_callbacks: that of callbacks, or was not loaded.
         held: whether an algorithm had a batch, after an error, from which it had not learned, or not to the end; or an
             update that was not finished.
     """
@@ -370,7 +370,7 @@ def describe_resumed(
         why = "; ".join(dict.fromkeys(lost))
         anew.append(f"{len(lost)} of {len(reasons)} running episodes start anew ({why})")
     if of_all := [*unsaved, *of_callbacks]:
-        anew.append(f"{', '.join(of_all)} begin anew, which the snapshot does not have")
+        anew.append(f"{', '.join(of_all)} begin anew, which no snapshot restores")
     if held:
         anew.append("the batch or update that an error interrupted is lost")
     if not anew:

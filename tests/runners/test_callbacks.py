@@ -337,7 +337,7 @@ def test_a_callback_that_changes_without_a_state_dict_is_told_and_a_resumed_run_
     with made("minibatch_rl", False, [Tally()], n_steps=96) as runner, caplog.at_level("INFO", "rlframe"):
         runner.resume(snapshot)
     (said,) = [each.message for each in caplog.records if each.message.startswith("resumed at ")]
-    assert re.search(r"Tally\.n, .*Tally\.lengths begin anew, which the snapshot does not have", said)
+    assert re.search(r"Tally\.n, .*Tally\.lengths begin anew, which no snapshot restores", said)
     assert "exactly" not in said
 
 
@@ -368,3 +368,9 @@ def test_a_state_that_is_saved_and_never_loaded_is_told_of(caplog: pytest.LogCap
     Callbacks([Halved(), Counter()]).state_dict()
     assert caplog.text.count("has no load_state_dict, and begins anew when the run is resumed") == 1
     assert "Halved has no load_state_dict" in caplog.text
+
+
+def test_a_run_whose_callback_does_not_load_its_state_is_not_said_to_continue_exactly() -> None:
+    callbacks = Callbacks([Halved(), Counter()])
+    callbacks.load_state_dict(callbacks.state_dict())
+    assert callbacks.lost == [f"{__name__}:Halved"]

@@ -226,7 +226,7 @@ def test_what_an_optimizer_learns_and_generators_are_warned_of_at_the_first_snap
         algo.counted = 0
         algo.load_state_dict(state)
         assert tuple(algo.lost_state()) == names
-    says = f"what `saved` names continues; {', '.join(names)} begin anew, which the snapshot does not have"
+    says = f"what `saved` names continues; {', '.join(names)} begin anew, which no snapshot restores"
     assert describe_resumed(["", ""], algo.lost_state()) == says
 
 
