@@ -38,7 +38,7 @@ def load_transform(name: str, key: str, spaces: tuple[Space, Space] | None = Non
 
     def transform(episode: Episode) -> Episode | None:
         sampled = episode.info.get(SAMPLED_ACTION)
-        before = () if sampled is None else map_tree(np.copy, episode.action)  # which may be changed in place
+        before = () if sampled is None else map_tree(np.copy, (sampled, episode.action))  # may be changed in place
         with naming(f"{key}={name:.200}"):
             found = function(episode)
         if found is not None and not (isinstance(found, Episode) and len(found)):
@@ -48,8 +48,8 @@ def load_transform(name: str, key: str, spaces: tuple[Space, Space] | None = Non
                 check_episode(found, spaces)
             except (ValueError, TypeError, KeyError) as error:
                 raise ConfigError(f"{key}={name:.200} gave an episode that does not fit: {one_line(error)}") from None
-            is_old = sampled is not None and found.info.get(SAMPLED_ACTION) is sampled
-            if is_old and not all(map(np.array_equal, leaves(before), leaves(found.action))):
+            is_old = bool(before) and np.array_equal(found.info.get(SAMPLED_ACTION, ()), before[0])
+            if is_old and not all(map(np.array_equal, leaves(before[1]), leaves(found.action))):
                 found = replace(found, info={k: x for k, x in found.info.items() if k != SAMPLED_ACTION})
         return found
 

@@ -26,6 +26,11 @@ def halved(episode: Episode) -> Episode:
     return episode
 
 
+def all_halved(episode: Episode) -> Episode:
+    episode.info[SAMPLED_ACTION][:] /= 2
+    return halved(episode)
+
+
 def rewarded(episode: Episode) -> Episode:
     return replace(episode, reward=episode.reward + 1, action=episode.action.copy())
 
@@ -48,3 +53,8 @@ def test_sampled_actions_are_left_out_where_the_actions_were_changed_also_in_pla
     assert SAMPLED_ACTION not in transformed_by("halved")[1].info
     before, after = transformed_by("rewarded")
     assert after.info[SAMPLED_ACTION] is before.info[SAMPLED_ACTION]
+
+
+def test_sampled_actions_that_are_changed_too_are_kept() -> None:
+    before, after = transformed_by("all_halved")
+    assert np.array_equal(after.info[SAMPLED_ACTION], 3 * before.action)
