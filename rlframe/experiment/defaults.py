@@ -36,7 +36,7 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     given, _ = merge(*layers)
     if dataset := _only_data(experiment):
         return _source(experiment), _of_data(dataset, experiment, given)
-    of_kind = {kind: defaults_of(experiment.algo, kind).keys() for kind in Kind}
+    of_kind = {kind: _brought(experiment, kind) for kind in Kind}
     found = of_kind[Kind.VECTORS]
     others = [keys for kind, keys in of_kind.items() if kind is not Kind.VECTORS]
     if any(found.get(key) != keys.get(key) for keys in others for key in {**found, **keys} if key not in given):
@@ -49,11 +49,24 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     of_explore = [key for key in found if key.startswith("algo.explore.")]
     if _has_noisy_layers(experiment.algo):  # which explore without random actions
         found = {key: value for key, value in found.items() if key not in of_explore}
-    for name in [name for name, each in experiment.agents.policies.items() if _has_noisy_layers(each.algo)]:
-        found |= {f"agents.policies.{name}.{key}": 0.0 for key in of_explore if key in found and key not in given}
+    for own in [
+        f"agents.policies.{name}" for name, x in experiment.agents.policies.items() if _has_noisy_layers(x.algo)
+    ]:
+        found = {key: value for key, value in found.items() if not key.startswith(f"{own}.algo.explore.")}
+        found |= {f"{own}.{key}": 0.0 for key in of_explore if key in found and key not in given}
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
     return _source(experiment), found
+
+
+def _brought(experiment: Experiment, kind: Kind) -> dict[str, Any]:
+    """The keys that a run's algorithm brings for spaces of a kind, and those of policies that learn with another."""
+    found = defaults_of(experiment.algo, kind).keys()
+    for name, policy in experiment.agents.policies.items():
+        if type(policy.algo) is not type(experiment.algo):
+            own = defaults_of(policy.algo, kind).own
+            found |= {f"agents.policies.{name}.algo.{key}": value for key, value in own.items()}
+    return found
 
 
 def _has_noisy_layers(algo: Any) -> bool:

@@ -195,10 +195,7 @@ class Metrics:
         self._reduced: dict[str, float] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Add one number or one-element tensor per metric (else ValueError).
-
-        Only values of _sum, _last, _min and _max, unlike those of means, are fetched from their device at once.
-        """
+        """Add one number or one-element tensor per metric (else ValueError); those of means stay on their device."""
         if self.learner:
             values = {of_learner(name, self.learner): value for name, value in values.items()}
         tensors: dict[torch.device, dict[str, Tensor]] = {}

@@ -86,6 +86,15 @@ def test_noisy_layers_of_a_policy_explore_without_the_random_actions_that_are_th
     assert noisy[f"{explore}.epsilon"] == 0.3, "that was given"
 
 
+def test_a_policy_of_another_algorithm_than_the_run_has_the_numbers_that_its_own_brings() -> None:
+    own, alone = "agents.policies.red.algo", keys(algo="dqn", env="CartPole-v1")
+    found = keys(algo="ppo", **TEAM, **{own: "dqn", f"{own}.batch_size": 7})
+    for name in ("learning_starts", "target_interval", "n_step", "double", "replay.size", "explore.epsilon"):
+        assert found[f"{own}.{name}"] == alone[f"algo.{name}"], name
+    assert found[f"{own}.batch_size"] == 7
+    assert keys(algo="ppo", **TEAM, **{own: "dqn", f"{own}.explore": "noisy"})[f"{own}.explore.epsilon"] == 0.0
+
+
 @pytest.mark.parametrize("sampler", ["serial", pytest.param("auto", marks=pytest.mark.slow)])
 def test_observations_of_an_unknown_environment_are_looked_at(sampler, tmp_path, monkeypatch):
     (tmp_path / "pixels_of_mine.py").write_text(
