@@ -147,7 +147,7 @@ class Callback:
         """A snapshot was written; the callback's state in it is the one before this call."""
 
     def on_end(self) -> None:
-        """Training ends: it is complete, was stopped, or failed."""
+        """Training ends: it is complete, was stopped, or failed. No row follows: what it logs is in none."""
 
     def state_dict(self) -> dict[str, Any]:
         """State to save in snapshots, so that a resumed run goes on exactly: arrays and plain values."""
