@@ -108,7 +108,7 @@ class Learner:
         Raises:
             PartError: an algorithm or a bonus of the user's own raised an exception.    ConfigError: no Samples.
         """
-        with naming(f"{qualified_name(type(self.rewards))} failed") if is_own(self.rewards) else nullcontext():
+        with naming(f"{qualified_name(type(self.rewards))} failed") if is_own(type(self.rewards)) else nullcontext():
             learned_from = self.rewards(samples)
         if not isinstance(learned_from, Samples):
             name = qualified_name(type(self.rewards))
