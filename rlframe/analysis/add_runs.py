@@ -100,7 +100,7 @@ def in_turn(folder: Path) -> Iterator[None]:
         while not _locked(descriptor):
             if time.monotonic() > end_s:
                 raise ConfigError(
-                    f"{folder} is in use by another process for {_WAIT_S:g} s, perhaps by a run or study that is "
+                    f"{folder} has been in use by another process for {_WAIT_S:g} s, perhaps by a run or study that is "
                     f"recorded there; name a file in another folder"
                 )
             time.sleep(_POLL_S)

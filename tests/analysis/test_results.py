@@ -97,7 +97,7 @@ def test_a_folder_that_a_run_or_study_holds_to_its_end_is_not_waited_for(
     monkeypatch.setattr(adding, "_WAIT_S", 0.1)
     with closing(DirectoryLock(tmp_path / "study", "a study", "log_dir")):
         assert main(["add", str(run), f"out={tmp_path / 'study/out.csv'}"]) == 2
-    assert f"{tmp_path / 'study'} is in use by another process for 0.1 s" in capsys.readouterr().err
+    assert f"{tmp_path / 'study'} has been in use by another process for 0.1 s" in capsys.readouterr().err
     assert not (tmp_path / "study/out.csv").exists()
 
 
