@@ -120,7 +120,10 @@ def test_a_run_whose_rows_are_lost_fails_with_a_line_and_a_snapshot_and_is_resum
     assert rows == [int(row["env_steps"]) for row in read_csv(run / "progress.csv")[1]] == [0, 32, 64]
 
 
-def test_a_name_that_is_no_text_is_in_the_debug_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_no_text_is_in_the_debug_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rlframe"), "propagate", False)  # a report of the test could not be sent
     with logger_context(tmp_path / "caf\udce9", console=False) as run:
         logging.getLogger("rlframe").info(f"run: {run.directory}")
     assert "caf\\udce9" in (run.directory / "debug.log").read_text()
