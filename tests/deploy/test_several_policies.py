@@ -180,7 +180,9 @@ def test_a_policys_numbers_can_change_when_a_run_is_restored(run: Path) -> None:
     with rlframe.restore(run, n_steps=80, **{changed: 1e-5}) as restored:
         row = restored.train()
     assert row["algo/pred/learning_rate"] == pytest.approx(1e-5)
-    assert row["algo/prey/learning_rate"] == pytest.approx(1e-4)
+    assert row["algo/prey/learning_rate"] == pytest.approx(1e-3 * (1 - 70 / 80)), (
+        "linear(1e-3,0), before the last batch"
+    )
     with pytest.raises(ConfigError, match=r"algo\.learning_rate cannot change"):
         rlframe.restore(run, n_steps=80, **{"algo.learning_rate": 1e-5})
     with pytest.raises(ConfigError, match=r"has the policies pred, prey; write agents\.policies\.pred\.model"):
