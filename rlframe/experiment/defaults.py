@@ -49,11 +49,10 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     of_explore = [key for key in found if key.startswith("algo.explore.")]
     if _has_noisy_layers(experiment.algo):  # which explore without random actions
         found = {key: value for key, value in found.items() if key not in of_explore}
-    for own in [
-        f"agents.policies.{name}" for name, x in experiment.agents.policies.items() if _has_noisy_layers(x.algo)
-    ]:
-        found = {key: value for key, value in found.items() if not key.startswith(f"{own}.algo.explore.")}
-        found |= {f"{own}.{key}": 0.0 for key in of_explore if key in found and key not in given}
+    for name in [name for name, each in experiment.agents.policies.items() if _has_noisy_layers(each.algo)]:
+        own = f"agents.policies.{name}."
+        found = {key: value for key, value in found.items() if not key.startswith(f"{own}algo.explore.")}
+        found |= {own + key: 0.0 for key in of_explore if key in found and key not in given}
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
     return _source(experiment), found

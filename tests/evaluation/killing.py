@@ -1,13 +1,14 @@
-"""The process of evaluation is killed while it evaluates."""
+"""The process of evaluation is killed while it evaluates, or the training is stopped meanwhile."""
 
 from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
-from rlframe.evaluation.process import EvaluationService
+from rlframe.evaluation.process import EvaluationService, EvaluatorProcess
 
 
 def kill_evaluations(n: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -26,3 +27,14 @@ def kill_evaluations(n: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(EvaluationService, "_begin", begin_and_kill)
     return killed
+
+
+def stop_while_evaluating(patch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM to this process once it waits for an evaluation, at the end of a training."""
+
+    def stopped(evaluator: EvaluatorProcess, wait: bool, stop: Any = None) -> list[Any]:
+        if evaluator.busy:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    patch.setattr(EvaluatorProcess, "finished", stopped)

@@ -23,6 +23,7 @@ from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.film import Animation
 from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.record.directory import film_path
+from tests.evaluation.killing import stop_while_evaluating
 from tests.runners.resumed import words
 from tests.samplers.made import agent_for
 
@@ -199,15 +200,10 @@ def test_a_process_that_replaces_a_killed_one_films_too(tmp_path: Path) -> None:
 def test_an_evaluation_that_a_resumed_run_makes_again_is_filmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(evaluator: EvaluatorProcess, wait: bool, stop: Any = None) -> list[Any]:
-        if evaluator.busy:  # at the end of the training
-            os.kill(os.getpid(), signal.SIGTERM)
-        return []
-
     case = "algo=a2c env=CartPole-v1 env.max_episode_steps=12 model.hidden=[8] sampler=serial runner.n_steps=40 "
     case += "eval.n_episodes=1 eval.n_workers=0 eval.interval_steps=inf eval.asynchronous=true eval.video_every=1"
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluatorProcess, "finished", stopped)
+        stop_while_evaluating(patch)
         assert launch.main(words(case, tmp_path)) == 128 + signal.SIGTERM
     shutil.rmtree(tmp_path / "run_0/videos", ignore_errors=True)
     assert launch.main([f"resume={tmp_path / 'run_0'}"]) == 0

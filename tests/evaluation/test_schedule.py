@@ -16,11 +16,10 @@ from rlframe import launch
 from rlframe.core.ranks import SingleRank
 from rlframe.core.types import Trajectory
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, NoEvaluator
-from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
-from tests.evaluation.killing import kill_evaluations
+from tests.evaluation.killing import kill_evaluations, stop_while_evaluating
 from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
 from tests.tables import read_csv
 from tests.variants import variants
@@ -131,13 +130,8 @@ def test_a_result_that_came_before_a_stop_is_logged_by_the_resumed_run() -> None
 def test_a_resumed_run_that_evaluates_here_has_the_result_of_the_evaluation_that_was_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(evaluator: EvaluatorProcess, wait: bool, stop: Any = None) -> list[Any]:
-        if evaluator.busy:  # at the end of the training
-            os.kill(os.getpid(), signal.SIGTERM)
-        return []
-
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluatorProcess, "finished", stopped)
+        stop_while_evaluating(patch)
         case = f"{CASE} eval.asynchronous=true eval.interval_steps=inf"
         assert launch.main(words(case, tmp_path)) == 128 + signal.SIGTERM
     assert "eval/return_mean" not in rows(tmp_path / "run_0")[-1]
