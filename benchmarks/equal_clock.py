@@ -2,14 +2,16 @@
 
     python -m benchmarks.equal_clock contender=rlframe_crossq envs=Hopper-v5 seeds=0,1,2 core=0
     python -m benchmarks.equal_clock contender=sbx_crossq python=SBX_VENV/bin/python core=1
-    python -m benchmarks.equal_clock show=true                     the table of all that was measured
+    python -m benchmarks.equal_clock contender=sbx_sac python=SBX_VENV/bin/python seconds=1800
+    python -m benchmarks.equal_clock show=true seconds=1800        the table of all that was measured for as long
     python -m benchmarks.equal_clock figure=docs/images/equal_clock.png
 
-Each training is a process with one thread, pinned to one core, that ends after `seconds` of its CPU time, compilation
-included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other processes disturb
-it less. After every 10,000 env_steps, of PPO 200,000, the policy plays EPISODES deterministic episodes. rlframe runs
-its presets, PPO's over 4M env_steps, the others their defaults; sbx_crossq_256 has the widths of rlframe's CrossQ. What
-is in `out` is not repeated, and all of it is of one processor.
+Each training is a process with one thread, pinned to one core, that ends after `seconds` (600) of its CPU time,
+compilation included (nothing is compiled before) and evaluations not. CPU time, not the clock on the wall: other
+processes disturb it less. After every 10,000 env_steps, of PPO 200,000, the policy plays EPISODES deterministic
+episodes. rlframe runs its presets, PPO's over 4M env_steps, the others their defaults; sbx_crossq_256 has the widths of
+rlframe's CrossQ. What is in `out` is not repeated, and all of it is of one processor; of a longer training the first
+`seconds` are shown too.
 
 Other frameworks are no dependencies: pip install stable-baselines3 sbx-rl.
 """
@@ -36,7 +38,7 @@ from benchmarks.parts.machine import machine
 EPISODES, EVERY, EVERY_OF_PPO, SECONDS = 10, 10_000, 200_000, 600
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 MOST_STEPS_SHOWN = 160_000  # in figures; PPO makes four million
-COLUMNS = ("contender", "env", "seed", "env_steps", "cpu_seconds", "return_mean", "cpu")
+COLUMNS = ("contender", "env", "seed", "limit_s", "env_steps", "cpu_seconds", "return_mean", "cpu")
 OUT = Path("results/equal_clock/curves.csv")
 RANDOM_AND_TD3 = {  # returns that score 0 and 1, as of Palenicek et al. 2025 (arXiv 2509.25174), on version 4
     "HalfCheetah-v5": (-289.415, 10574.0),
@@ -147,7 +149,7 @@ def measure(contender: str, env: str, seed: int, seconds: float, out: Path) -> N
     def record(env_steps: int, evaluating: float, score: float) -> bool:
         took = cpu_seconds() - start - evaluating
         if took <= seconds:
-            values = contender, env, seed, env_steps, f"{took:.1f}", f"{score:.1f}", cpu()
+            values = contender, env, seed, f"{seconds:g}", env_steps, f"{took:.1f}", f"{score:.1f}", cpu()
             print(*values, flush=True)
             curve.append(dict(zip(COLUMNS, values, strict=True)))
         return took <= seconds
@@ -171,6 +173,11 @@ def label(contender: str) -> str:
     """Framework and algorithm."""
     framework, _, algo = contender.partition("_")
     return f"{_FRAMEWORKS[framework]} {_ALGOS[algo]}"
+
+
+def within(rows: list[dict[str, str]], seconds: float) -> list[dict[str, str]]:
+    """The evaluations of the first `seconds` of all trainings that lasted as long."""
+    return [row for row in rows if float(row["cpu_seconds"]) <= seconds <= float(row["limit_s"])]
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -237,15 +244,15 @@ def _curves(rows: list[dict[str, str]], clock: str) -> tuple[np.ndarray, np.ndar
 
 def main(words: dict[str, str]) -> None:
     """Measure what is asked for and is not in `out` yet, each in a process of its own."""
-    out = Path(words.get("out", OUT))
+    out, seconds = Path(words.get("out", OUT)), float(words.get("seconds", SECONDS))
     kept = rows_in(out, COLUMNS)
     if "show" in words:
-        print(table(kept))
+        print(table(within(kept, seconds)))
         return
     if "figure" in words:
-        draw(kept, words.get("envs", ",".join(ENVS)).split(","), Path(words["figure"]))
+        draw(within(kept, seconds), words.get("envs", ",".join(ENVS)).split(","), Path(words["figure"]))
         return
-    contender, seconds = words["contender"], float(words.get("seconds", SECONDS))
+    contender = words["contender"]
     envs, seeds = words.get("envs", ",".join(ENVS)).split(","), words.get("seeds", "0,1,2").split(",")
     if others := {row["cpu"] for row in kept} - {cpu()}:
         raise SystemExit(f"{out} has times of {' and '.join(sorted(others))}, this is {cpu()}; use out=ANOTHER.csv")
@@ -259,7 +266,7 @@ def main(words: dict[str, str]) -> None:
     python = words.get("python", sys.executable)
     for seed in seeds:
         for env in envs:
-            if has(rows_in(out, COLUMNS), contender=contender, env=env, seed=seed):
+            if has(within(rows_in(out, COLUMNS), seconds), contender=contender, env=env, seed=seed):
                 continue
             command = [python, "-m", "benchmarks.equal_clock", f"contender={contender}", f"envs={env}", f"seeds={seed}"]
             command += [f"seconds={seconds}", f"out={out}", "one=true"]

@@ -95,7 +95,7 @@ def test_the_tables_of_readme_and_docs_are_those_of_the_result_files(tables: typ
 
 
 def test_the_table_and_figure_of_the_equal_clock_are_those_of_its_curves() -> None:
-    rows = rows_in(ROOT / equal_clock.OUT, equal_clock.COLUMNS)
+    rows = equal_clock.within(rows_in(ROOT / equal_clock.OUT, equal_clock.COLUMNS), equal_clock.SECONDS)
     assert is_drawn_from(ROOT / "docs/images/equal_clock.png", equal_clock.drawn_numbers(rows))
     table = equal_clock.table(rows)
     page = (ROOT / "docs/guides/speed.md").read_text(encoding="utf-8")

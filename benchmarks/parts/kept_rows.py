@@ -19,7 +19,7 @@ def rows_in(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 def add_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     """Append rows to a file that is there."""
     with path.open("a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, columns).writerows(rows)
+        csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
 
 
 def has(rows: Iterable[Mapping[str, str]], **values: str) -> bool:
