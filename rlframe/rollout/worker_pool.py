@@ -35,7 +35,7 @@ class WorkerContext:
     parent: ParentLink
     envs: Envs
     lo: int  # its first environment's column in the whole batch
-    generation: int  # the number of processes that died before this one
+    generation: int  # 0: the first process of these environments; those that replace it have numbers of their own
     is_replacement: bool  # one of them had already reset its environments
     memory: tuple[Tree, ...]  # the task's shared memory, mapped here
     arguments: tuple[Any, ...]  # the task's arguments, copied
@@ -199,6 +199,11 @@ class WorkerPool:
             raise
         self.observation_space, self.action_space, backend = self._spaces
         self.backend = f"{pluralize(n_workers, 'worker')} of {backend}"
+
+    def number_from(self, generation: int) -> None:
+        """Processes that replace others are numbered from here, and draw seeds that an earlier run's have not had."""
+        for worker in self.workers:
+            worker.generation = generation
 
     @property
     def restarts(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.arguments import checked
 from rlframe.core.ranks import first_env_of_rank
-from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, unpack_state
+from rlframe.core.seeding import STATE_WORDS, Role, generators, new_round, spawned, unpack_state
 from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.rollout import cpu_worker
@@ -126,6 +126,7 @@ class CpuSampler(Sampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         rngs = generators(0, Role.NOISE, self.envs.n)
         load_noise(rngs, state["noise"])
+        self.envs.number_from(new_round(spawned(rngs)))
         round_ = 0 if "envs" in state else new_round(rngs)
         noise = noise_state(rngs)
         if "envs" in state:

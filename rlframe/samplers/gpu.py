@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import chz
@@ -12,7 +13,7 @@ from rlframe.core.arguments import checked
 from rlframe.core.config import AUTO, count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_env_of_rank
-from rlframe.core.seeding import Role, generators
+from rlframe.core.seeding import Role, generators, new_round, spawned
 from rlframe.rollout.collector import Collector, worker_collector
 from rlframe.rollout.inference import noise_state
 from rlframe.rollout.worker_pool import WorkerPool
@@ -78,8 +79,14 @@ class GpuSampler(LocalInferenceSampler):
         made.decorrelate(decorrelation_steps, seed, first)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, made, rngs, backend)
+        self.workers = envs
         self.seed, self.config, self._waits = seed, config, wait_s < math.inf
 
     def state_dict(self) -> dict[str, Any]:
         """Without environments whose steps may not be finished: their episodes start anew."""
         return {"noise": noise_state(self.rngs)} if self._waits else super().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        reasons = super().load_state_dict(state)
+        self.workers.number_from(new_round(spawned(self.rngs)))
+        return reasons

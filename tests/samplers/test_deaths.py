@@ -282,3 +282,20 @@ def test_deaths_at_random_times_leave_every_row_valid(kind: str) -> None:
         assert without_diagnostics(sampler.trajectories()) == history.ended
         assert restarts(sampler) > 10
         assert_states_match_rows(agent_of(sampler, LSTM), batches)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_worker_that_is_replaced_after_a_resume_has_seeds_that_the_earlier_run_had_not(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sampler_for(kind) as first:
+        collected(first, 1)
+        state = first.state_dict()
+        kill(first)
+        collected(first, 1)
+    with sampler_for(kind) as second:
+        second.load_state_dict(state)
+        kill(second)
+        collected(second, 1)
+    seeds = [re.findall(r"fresh seeds \[(\d+), (\d+)\]", line)[0] for line in warnings_of(caplog)]
+    assert len({*seeds[0], *seeds[1]}) == 4
