@@ -53,18 +53,20 @@ def test_an_equal_clock_compares_the_last_returns_of_all_seeds_on_all_environmen
     returns = {"HalfCheetah-v5": 10_574.0, "Hopper-v5": 18.791, "Walker2d-v5": 1974.3955}  # 1, 0 and 1/2 of TD3's
     rows = [("sb3_sac", env, seed, 600, 10_000, 60.0, 0.0) for env in returns for seed in (0, 1)]
     rows += [("sb3_sac", env, seed, 600, 20_000, 120.0, score) for env, score in returns.items() for seed in (0, 1)]
-    rows += [("rlframe_ppo", "Hopper-v5", 0, 1800, 20_000, 120.0, 1000.0)]
-    rows += [("rlframe_ppo", "Hopper-v5", 0, 1800, 90_000, 720.0, 2000.0)]
+    for contender in ("rlframe_ppo", "rlframe_sac"):
+        rows += [(contender, "Hopper-v5", 0, 1800, 20_000, 120.0, 1000.0)]
+        rows += [(contender, "Hopper-v5", 0, 1800, 90_000, 720.0, 2000.0)]
     out = tmp_path / "curves.csv"
     assert rows_in(out, equal_clock.COLUMNS) == []
     add_rows(out, equal_clock.COLUMNS, [dict(zip(equal_clock.COLUMNS, (*row, "a CPU"), strict=True)) for row in rows])
     kept = rows_in(out, equal_clock.COLUMNS)
     assert equal_clock.table(equal_clock.within(kept, 600)).splitlines()[2:] == [
-        "| rlframe PPO | - | 1,000 (n=1) | - | - |",
+        "| rlframe SAC | - | 1,000 (n=1) | - | - |",
         "| Stable-Baselines3 SAC | 10,574 (n=2) | 19 (n=2) | 1,974 (n=2) | 0.50 |",
     ]
     assert equal_clock.table(equal_clock.within(kept, 1800)).splitlines()[2:] == [
-        "| rlframe PPO | - | 2,000 (n=1) | - | - |"
+        "| rlframe PPO | - | 2,000 (n=1) | - | - |",
+        "| rlframe SAC | - | 2,000 (n=1) | - | - |",
     ]
     with pytest.raises(SystemExit, match="has times of a CPU, this is"):
         equal_clock.main({"contender": "sb3_sac", "out": str(out)})
