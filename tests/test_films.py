@@ -97,7 +97,7 @@ def constant(policy: object, make_env: object) -> dict[str, float]:
     return {"return_mean": 1.0}
 
 
-@pytest.mark.parametrize("damage", [b"", b"GIF89", b"no picture"])
+@pytest.mark.parametrize("damage", [b"", b"GIF89", b"no picture"], ids=str)
 def test_a_damaged_gif_is_not_shown(tmp_path: Path, damage: bytes) -> None:
     from rlframe.record.directory import FILMS, film_path
     from rlframe.record.loggers import read_gif
@@ -105,4 +105,4 @@ def test_a_damaged_gif_is_not_shown(tmp_path: Path, damage: bytes) -> None:
     gif = film_path(tmp_path / FILMS, 0).with_suffix(".gif")
     gif.parent.mkdir()
     gif.write_bytes(damage)
-    assert read_gif(tmp_path, 0)[2] in (b"", damage)
+    assert read_gif(tmp_path, 0) == (0, 0, b"")

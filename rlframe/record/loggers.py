@@ -110,10 +110,10 @@ def read_gif(directory: Path, env_steps: int) -> tuple[int, int, bytes]:
     """Width, height and content of the GIF of the evaluation at `env_steps` of a run; empty if it was not filmed."""
     try:
         data = read_regular_file(film_path(directory / FILMS, env_steps).with_suffix(".gif"))
-        width, height = struct.unpack_from("<HH", data, 6)
-    except (ConfigError, struct.error):  # also if it is no GIF
+        signature, width, height = struct.unpack_from("<3s3xHH", data)
+    except (ConfigError, struct.error):
         return 0, 0, b""
-    return width, height, data
+    return (width, height, data) if signature == b"GIF" else (0, 0, b"")
 
 
 def _new_event_file(directory: Path) -> io.FileIO:
