@@ -167,7 +167,7 @@ def test_agents_made_by_hand_have_the_network_of_their_algorithm(module):
     actions = spaces.Box(-1, 1, (1,), np.float32) if module in (ddpg, sac, td3) else spaces.Discrete(2)
     config = module.Config()
     made, given = config.make_agent(observations, actions), ModelConfig(hidden=(5,), memory="gru")
-    assert made.model_config == getattr(config, "for_vectors", made).model if module is not es else ModelConfig()
+    assert made.model_config == (ModelConfig() if module is es else config.for_vectors.model)
     if module is ppo:
         assert config.make_agent(observations, spaces.Box(-1, 1, (1,))).model_config.normalize_observation
     if module is r2d1:
