@@ -1,6 +1,7 @@
 """The plot command: grouping of runs, bands and errors."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_names_and_titles_are_drawn_as_they_are(tmp_path: Path) -> None:
         write_run(tmp_path / name / "run_0", [1.0, 2.0])
     words = [str(tmp_path / "_mine"), str(tmp_path / "$\\foo$"), r"title=$\bar$ _ $", f"out={tmp_path / 'c.svg'}"]
     assert main(words) == 0
+    drawn = re.findall("<!-- \u200b?(.*) -->", (tmp_path / "c.svg").read_text(encoding="utf-8"))
+    assert {"_mine", "$\\foo$", r"$\bar$ _ $"} < {*drawn}
 
 
 def test_runs_that_learned_from_data_alone_are_drawn_over_updates(
@@ -280,8 +283,6 @@ def test_the_columns_of_every_seed_count_for_y(tmp_path: Path) -> None:
 def test_wrong_input_prints_one_line_and_exits_with_2(
     study: Path, argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import re
-
     assert main([str(study), argument]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

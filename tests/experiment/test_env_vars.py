@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import rlframe
+from rlframe import launch
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.job import read_job
 from rlframe.experiment.presets import early_env_vars
@@ -64,10 +65,14 @@ def test_values_are_text_as_it_is_written() -> None:
     assert from_flat({"env_vars": {"A": "1"}}, {"env_vars.A": "2"}).env_vars == {"A": "2"}
 
 
-def test_they_are_set_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_they_are_set_before_torch_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preset = tmp_path / "mine.yaml"
-    preset.write_text("config: {env: CartPole-v1, env_vars.A: 2}\n", encoding="utf-8")
-    assert early_env_vars({"experiment": str(preset), "env_vars.B": "1e3"}) == {"A": "2", "B": "1e3"}
+    preset.write_text("config: {env: CartPole-v1, env_vars.RLF_A: 2}\n", encoding="utf-8")
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(launch, "_launch_with", lambda words: seen.update(os.environ) or 0)  # imports torch
+    assert main([f"experiment={preset}", "env_vars.RLF_B=1e3"]) == 0
+    assert (seen["RLF_A"], seen["RLF_B"]) == ("2", "1e3")
+    assert "RLF_A" not in os.environ
     params = tmp_path / "params.json"
     params.write_text(json.dumps({"config": {"env_vars": {"A": "3"}}}), encoding="utf-8")
     foreign = {"resume": str(tmp_path), "env_vars.B": "4"}
