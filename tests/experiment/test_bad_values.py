@@ -245,6 +245,7 @@ def test_an_error_shows_the_beginning_of_a_long_value(key: str, text: str) -> No
     with pytest.raises(ConfigError) as error:
         build_with(key, text)
     assert key.rpartition(".")[2] in str(error.value)
+    assert text[:10] in str(error.value)
     assert len(str(error.value)) < 2_100
 
 

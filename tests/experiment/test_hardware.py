@@ -42,7 +42,7 @@ def run_of(log_dir: Path, *words: str) -> Path:
     return log_dir / "run_0"
 
 
-OTHERS = ("time/", "sampler/", "memory/", "system/", "eval/re")  # differ between samplers
+OTHERS = ("time/", "sampler/", "memory/", "system/", "eval/restarts")  # differ between samplers
 
 
 def metrics(run: Path) -> list[dict[str, str]]:

@@ -32,8 +32,8 @@ SMALL = [
 def test_help_lists_every_key_and_preset(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    for word in ("algo.learning_rate", "sampler.batch_T", "runner.n_steps", "model.memory", *preset_names()):
-        assert word in printed
+    assert [key for key in to_flat(read_job({}).experiment) if f"{key}=" not in printed] == []
+    assert [name for name in preset_names() if name not in printed] == []
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,9 @@ def test_list_names_all_of_a_kind(capsys, kind, words):
     assert all(word in printed for word in words)
     assert "NoFrameskip" not in printed
     assert "nothing" not in printed
+    parts = {each: module_names(ROOTS[each[:-1]]) for each in ("algos", "samplers", "runners")}
+    every = {"presets": preset_names(), **parts}.get(kind, [])
+    assert [name for name in every if f"\n{name} " not in f"\n{printed}"] == []
 
 
 @pytest.mark.parametrize("words", [["--list"], ["--list", "algo"], ["--list", "algos", "envs"]], ids=str)
