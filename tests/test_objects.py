@@ -273,12 +273,17 @@ def test_functions_of_episodes_and_players_may_be_objects(tmp_path: Path) -> Non
     def threes(episode: Episode) -> Episode:
         return replace(episode, reward=np.full_like(episode.reward, 3))
 
-    rlframe.train("ppo", Walk, n_steps=64, record=str(tmp_path / "rows"), record_transform=threes, **SMALL)
+    def fives(episode: Episode) -> Episode:
+        return replace(episode, reward=episode.reward + 2)
+
+    how = {"record": str(tmp_path / "rows"), "record_transform": threes, "log_dir": tmp_path / "runs"}
+    rlframe.train("ppo", Walk, n_steps=64, **how, **SMALL, **FEW_UPDATES)
     recorded = list(open_dataset(tmp_path / "rows").episodes())
     assert {float(x) for each in recorded for x in each.reward} == {3.0}
-    data = {"algo.replay": "dataset", "algo.replay.path": str(tmp_path / "rows"), "algo.replay.transform": threes}
+    data = {"algo.replay": "dataset", "algo.replay.path": str(tmp_path / "rows"), "algo.replay.transform": fives}
+    data |= {"algo.n_step": 1}
     with rlframe.build("dqn", Walk, n_steps=64, runner="offline_rl", **data, **SMALL) as run:
-        assert float(run.algo.replay.sample(8).return_.mean()) > 2.9
+        assert run.algo.replay.sample(8).return_.tolist() == [5.0] * 8
     played = {"eval.opponents": ["random", threes], "agents.global_state": False}
     keys = named({"env": "rlframe.envs.debug_agents:TwoStepGame", **played})
     assert keys["eval.opponents"][0] == "random"
