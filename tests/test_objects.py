@@ -205,6 +205,12 @@ def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) ->
     assert policy.act(Walk().reset(seed=0)[0]) in (0, 1)
 
 
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("walked")
+    return rlframe.train("ppo", Walk, n_steps=64, log_dir=folder, **SMALL, **FEW_UPDATES).directory
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [
@@ -217,9 +223,9 @@ def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) ->
     ids=str,
 )
 def test_a_run_is_resumed_with_its_object_wherever_that_is_now(
-    before: str, now: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: str, now: Any, walked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path, **SMALL, **FEW_UPDATES).directory
+    run = Path(shutil.copytree(walked, tmp_path / "run_0", symlinks=True))
     params = json.loads((run / "params.json").read_text())
     params["config"]["env"] = before
     (run / "params.json").write_text(json.dumps(params))
