@@ -198,6 +198,7 @@ def test_init_takes_one_of_several_policies_by_its_name(run: Path, tmp_path: Pat
         made.save(tmp_path / "mine")
         expected = load_trained(run, "cpu").agent.state_dict()
         own = {name: x for name, x in made.agent.state_dict().items() if name.startswith("policies.pred.")}
+        assert own
         assert all(torch.equal(x, expected[name]) for name, x in own.items())
     shutil.rmtree(donor)  # a trained run has its own weights
     assert rlframe.load_policy(tmp_path / "mine").policies == ("pred", "prey")
