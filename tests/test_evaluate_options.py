@@ -241,7 +241,7 @@ def test_a_csv_has_what_the_environment_reports(tmp_path, capsys):
     printed(capsys, tmp_path / "run_0", *FEW, f"out={tmp_path / 'out.csv'}", "trust=true")
     with (tmp_path / "out.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert all(float(row["env/always"]) > 0 for row in rows)
+    assert [float(row["env/always"]) > 0 for row in rows] == [True, True]
 
 
 def test_steps_are_played_in_whole_episodes_of_every_environment(run, tmp_path, capsys):
@@ -263,13 +263,14 @@ def test_epsilon_is_the_rate_of_random_actions_of_an_evaluation_alone(dqn):
 
     def random_share(epsilon: float) -> float:
         config = EvalConfig(n_envs=4, n_episodes=40, explore=True, epsilon=epsilon)
-        evaluator = Evaluator(trained.env, trained.agent, config)
+        evaluator, found = Evaluator(trained.env, trained.agent, config), []
+        evaluator.on_batch = lambda x: found.extend((x.action != x.info.q.argmax(-1))[x.valid].tolist())
         evaluator.play()
-        samples = evaluator.collector.samples
-        return float((samples.action != samples.info.q.argmax(-1)).float().mean())
+        return sum(found) / len(found)
 
     assert random_share(0.0) == 0.0
-    assert random_share(1.0) == pytest.approx(0.5, abs=0.25)  # a random action is often the best one
+    for epsilon in (0.4, 1.0):  # one random action of two is the best one
+        assert random_share(epsilon) == pytest.approx(epsilon / 2, abs=0.06)
     assert trained.agent.exploration.level.tolist() == [0.25, 0.25, 1.0]
 
 
