@@ -21,8 +21,9 @@ from rlframe.record.snapshot import link_target, list_snapshots, read_meta
 from tests.test_evaluate import SMALL
 
 FEW = ["n_episodes=2", "n_envs=2"]
-DQN = ["algo=dqn", "algo.learning_starts=100", "algo.replay.size=1000", "model.hidden=[8]", "sampler.batch_T=8"]
-DQN += ["sampler.batch_B=2", "runner.n_steps=256", "runner.log_interval_steps=128", "eval.n_episodes=2"]
+DQN = ["algo=dqn", "algo.learning_starts=100", "algo.replay.size=1000", "algo.batch_size=16", "model.hidden=[8]"]
+DQN += ["sampler=serial", "sampler.batch_T=8", "sampler.batch_B=2", "runner.n_steps=256", "eval.n_episodes=2"]
+DQN += ["runner.log_interval_steps=128"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,15 @@ def dqn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     assert launch.main([f"log_dir={folder}", *DQN, "env=CartPole-v1"]) == 0
     return folder / "run_0"
+
+
+def changed(run: Path, folder: Path, **config: object) -> Path:
+    """A copy of the run whose config has other values; __ stands for a dot."""
+    copy = Path(shutil.copytree(run, folder / "run_0", symlinks=True))
+    params = json.loads((copy / "params.json").read_text())
+    params["config"] |= {key.replace("__", "."): value for key, value in config.items()}
+    (copy / "params.json").write_text(json.dumps(params))
+    return copy
 
 
 def printed(capsys: pytest.CaptureFixture[str], run: Path, *words: str) -> str:
@@ -62,7 +72,7 @@ def lengths(text: str) -> list[int]:
 
 def test_another_environment_gets_no_arguments_of_the_one_that_was_trained_on(tmp_path, capsys, caplog):
     words = [f"log_dir={tmp_path}", *SMALL, "env=MountainCar-v0", "env_kwargs.goal_velocity=0.05"]
-    words += ["eval.env_kwargs.goal_velocity=0.01"]
+    words += ["eval.env_kwargs.goal_velocity=0.01", "env.max_episode_steps=20"]
     assert launch.main(words) == 0
     run, other = tmp_path / "run_0", "env=tests.test_evaluate_options:hill"
     said = "env_kwargs.goal_velocity of MountainCar-v0 left out, as the environment is tests.test_evaluate_options:hill"
@@ -89,41 +99,34 @@ def test_keys_of_the_run_have_other_values_in_an_evaluation(run, capsys):
 
 
 def test_a_run_of_more_learners_than_episodes_is_evaluated(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run_0")
-    params = json.loads((run / "params.json").read_text())
-    params["config"]["learners"] = 16
-    (tmp_path / "run_0/params.json").write_text(json.dumps(params))
-    assert main([str(tmp_path / "run_0"), "n_episodes=3"]) == 0
-    assert main([str(tmp_path / "run_0"), "n_episodes=20", "n_envs=2"]) == 0
+    copy = str(changed(run, tmp_path, learners=16))
+    assert main([copy, "n_episodes=3"]) == 0
+    assert main([copy, "n_episodes=20", "n_envs=2"]) == 0
 
 
-def test_env_wins_over_the_environment_that_the_run_evaluates_on(tmp_path):
-    words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.env=CartPole-v0"]
-    assert launch.main(words) == 0
-    assert load_trained(tmp_path / "run_0").env.id == "CartPole-v0"
+def test_env_wins_over_the_environment_that_the_run_evaluates_on(run, tmp_path):
+    copy = changed(run, tmp_path, eval__env="CartPole-v0")
+    assert load_trained(copy).env.id == "CartPole-v0"
     options = evaluate.read_options(KeyValues(["env=CartPole-v1"]))
-    assert load_trained(tmp_path / "run_0", changes=options.changes).env.id == "CartPole-v1"
+    assert load_trained(copy, changes=options.changes).env.id == "CartPole-v1"
 
 
-def test_an_evaluation_by_a_function_cannot_be_replayed(tmp_path, capsys):
-    words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.function=tests.test_evaluate_options:constant"]
-    assert launch.main(words) == 0
-    told = error(capsys, tmp_path / "run_0", "replay=true", "trust=true")
+def test_an_evaluation_by_a_function_cannot_be_replayed(run, tmp_path, capsys):
+    copy = changed(run, tmp_path, eval__function="tests.test_evaluate_options:constant")
+    told = error(capsys, copy, "replay=true", "trust=true")
     assert "the run evaluated by eval.function=tests.test_evaluate_options:constant" in told
-    assert len(lengths(printed(capsys, tmp_path / "run_0", *FEW, "trust=true"))) == 2
+    assert len(lengths(printed(capsys, copy, *FEW, "trust=true"))) == 2
 
 
 def constant(policy: object, make_env: object) -> dict[str, float]:
     return {"return_mean": 1.0}
 
 
-def test_env_kwargs_win_over_those_that_the_run_evaluates_with(tmp_path, capsys):
-    words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.env_kwargs.max_episode_steps=7"]
-    assert launch.main(words) == 0
-    capsys.readouterr()
-    assert max(lengths(printed(capsys, tmp_path / "run_0", *FEW))) <= 7
-    assert set(lengths(printed(capsys, tmp_path / "run_0", *FEW, "env_kwargs.max_episode_steps=4"))) == {4}
-    assert set(lengths(printed(capsys, tmp_path / "run_0", *FEW, "env_kwargs={max_episode_steps: 3}"))) == {3}
+def test_env_kwargs_win_over_those_that_the_run_evaluates_with(run, tmp_path, capsys):
+    copy = changed(run, tmp_path, eval__env_kwargs={"max_episode_steps": 7})
+    assert set(lengths(printed(capsys, copy, *FEW))) == {7}
+    assert set(lengths(printed(capsys, copy, *FEW, "env_kwargs.max_episode_steps=4"))) == {4}
+    assert set(lengths(printed(capsys, copy, *FEW, "env_kwargs={max_episode_steps: 3}"))) == {3}
 
 
 @pytest.mark.parametrize(
