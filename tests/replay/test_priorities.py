@@ -183,10 +183,13 @@ def test_an_invalid_priority_raises_an_error(wrong: float, alpha: float) -> None
         replay.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
 
 
-def test_a_priority_as_large_as_a_float_is_is_drawn_almost_always() -> None:
+@pytest.mark.parametrize("largest", [np.finfo(np.float32).max, np.finfo(np.float64).max])
+def test_priorities_as_large_as_a_float_are_drawn_almost_always(largest: Any) -> None:
     replay, _ = filled(alpha=1.0)
-    replay.update_priorities(np.array([2]), np.array([3e38], np.float32))
-    assert (replay.sample(50).index == 2).all()
+    replay.update_priorities(np.array([2, 5]), np.array([largest, largest]))
+    drawn = replay.sample(50, beta=1.0)
+    assert set(drawn.index.tolist()) == {2, 5}
+    assert drawn.weight.tolist() == [1.0] * 50
 
 
 def test_priorities_may_be_tensors_and_need_the_shape_of_the_index() -> None:
