@@ -151,12 +151,11 @@ def test_live_rows_have_their_share_once_there_are_any(tmp_path: Path) -> None:
     data = stored(tmp_path, of_all(episodes([40], *CARTPOLE), 1.0), *CARTPOLE)
     made: MixedReplay[Transitions] = replay(OfDatasets(path=data, live=0.5, size=100), alpha=0.6)
     assert (made.sample(8).return_ == 1).all()
-    live = replay(OfDatasets(path=stored(tmp_path / "live", of_all(episodes([9], *CARTPOLE), 5.0), *CARTPOLE)))
+    stored(tmp_path / "live", of_all(episodes([9], *CARTPOLE), 5.0), *CARTPOLE)
     for batch in as_batches(open_dataset(tmp_path / "live/test-v0").episodes(), CARTPOLE[1], 4):
         made.append(batch.map(lambda x: np.repeat(x, 2, 1) if x.ndim > 1 else x).torch())
     found = made.sample(64, beta=0.4)
     assert int((found.return_ == 5).sum()) == 32
-    assert live.n_rows == 9
     made.update_priorities(found.index, np.ones(64))
     with pytest.raises(ValueError, match="must have the shape"):
         made.update_priorities(found.index, np.ones((64, 2)))
@@ -173,8 +172,7 @@ def test_observations_of_data_beside_which_it_plays_are_in_the_statistics_once(t
     for batch in live:
         algo.receive(batch.map(lambda x: np.repeat(x, 2, 1) if x.ndim > 1 else x).torch())
         counts.append(int(statistics.count))
-    assert counts[0] >= 400
-    assert counts[1] - counts[0] == 8
+    assert counts == [1_008, 1_016], "1,000 rows of data are drawn, with repetition"
 
 
 def test_rows_in_which_nobody_acted_are_in_no_statistics(tmp_path: Path) -> None:
@@ -262,7 +260,7 @@ def test_a_function_of_the_users_transforms_episodes_as_they_are_read(tmp_path: 
         "flat": r"does not fit: observation has the shape \[4, 1\], not \[4, 4\]",
         "unplayable": r"does not fit: action goes from 5 to \d, and Discrete\(2\) does not",
     }.items():
-        with pytest.raises(ReadableError, match=rf"algo\.replay\.transform.*{says}|{says}"):
+        with pytest.raises(ReadableError, match=rf"^algo\.replay\.transform\b.*{says}"):
             replay(OfDatasets(path=path, transform=f"{__name__}:{name}"))
 
 
@@ -348,14 +346,15 @@ def test_estimates_are_by_the_data_as_they_are_learned_from(tmp_path: Path) -> N
 
 def test_few_rows_are_normalised_and_drawn_without_repetition(tmp_path: Path) -> None:
     path = stored(tmp_path, episodes([30, 41], *CARTPOLE), *CARTPOLE)
-    more = [
-        "algo.prioritized=true",
-        "algo.unique=true",
-        "algo.n_step=40",
-        "model.normalize_observation=true",
-        "env=none",
-    ]
-    assert launch.main(words(tmp_path, f"algo.replay.path={path}", *more)) == 0
+    settings = {"prioritized": True, "unique": True, "n_step": 40, "batch_size": 64}
+    config = dqn.Config(replay=OfDatasets(path=path), **settings)
+    agent = config.make_agent(*CARTPOLE, ModelConfig(hidden=(8,), normalize_observation=True))
+    algo = config.make_algorithm(agent, SPEC, 1_000)
+    algo.observe_data()
+    assert agent.model.observation_norm.parts[0].count == 128, "two batches, of 71 rows"
+    for _ in range(3):
+        assert len({*algo.replay.sample(64, 0.4).index.tolist()}) == 64
+    assert torch.as_tensor(algo.update()["loss"]).isfinite()
 
 
 def test_returns_of_play_do_not_scale_those_of_data(tmp_path: Path) -> None:
