@@ -74,7 +74,7 @@ def test_transitions_equal_the_history(
     kind: str, config: dict[str, Any], alpha: float, previous: bool, n: int, black: bool
 ) -> None:
     for seed, T in enumerate((1, 4, 7)):
-        history = History(3, kind, black=black, seed=seed)
+        history, n_checked = History(3, kind, black=black, seed=seed), 0
         replay = replay_for(history, NStep(0.5, n), T, 16, config, alpha=alpha, previous=previous)
         rng = np.random.default_rng(seed)
         offset = replay._storages[0].rows_before
@@ -84,13 +84,15 @@ def test_transitions_equal_the_history(
                 drawn = replay.sample(8, beta=0.5)
                 check_transitions(drawn, history, offset, n, previous)
                 replay.update_priorities(drawn.index, rng.random(8))
+                n_checked += 1
+        assert n_checked > 42 // T - 5
 
 
 @pytest.mark.parametrize(("kind", "config"), STORAGES)
 @pytest.mark.parametrize(("T", "length"), [(4, 4), (3, 7), (5, 2)])
 def test_sequences_equal_the_history(kind: str, config: dict[str, Any], T: int, length: int) -> None:
     for seed, alpha in enumerate((0.0, 0.9)):
-        history = History(3, kind, seed=seed)
+        history, n_checked = History(3, kind, seed=seed), 0
         replay = replay_for(history, FixedSequence(length), T, 20, config, alpha=alpha, previous=True)
         offset = replay._storages[0].rows_before
         for _ in range(45 // T):
@@ -99,3 +101,5 @@ def test_sequences_equal_the_history(kind: str, config: dict[str, Any], T: int, 
                 drawn = replay.sample(4, beta=0.5)
                 check_sequences(drawn, history, offset, length, T, True)
                 replay.update_priorities(drawn.index, np.ones(4))
+                n_checked += 1
+        assert n_checked > 45 // T - 5

@@ -107,16 +107,16 @@ def test_length_0_raises_an_error() -> None:
         FixedSequence(0)
 
 
-def spaced(interval: int, n_batches: int) -> tuple[ReplayBuffer[Sequences], History]:
+def spaced(interval: int, n_batches: int, **options: Any) -> tuple[ReplayBuffer[Sequences], History]:
     history = History(2, ends=0.0)
-    replay = replay_for(history, FixedSequence(6, interval), T=4, L=40, previous=True)
+    replay = replay_for(history, FixedSequence(6, interval), T=4, L=40, previous=True, **options)
     for _ in range(n_batches):
         replay.append(history.batch(4))
     return replay, history
 
 
 def test_sequences_start_every_interval_with_the_state_stored_there() -> None:
-    replay, history = spaced(12, 6)  # 24 rows
+    replay, history = spaced(12, 6, alpha=1.0)  # 24 rows
     found = replay.sample(100)
     time, env = np.divmod(found.index, 2)
     assert set((time - 1).tolist()) == {0, 12}
@@ -125,7 +125,8 @@ def test_sequences_start_every_interval_with_the_state_stored_there() -> None:
         replay.append(history.batch(4))
     assert starts(replay) == {36, 48}
     assert replay.newest().tolist() == []
-    replay.update_priorities(np.array([2, 74, 75]), np.ones(3))  # 2 is overwritten
+    replay.update_priorities(np.array([2, 74, 75]), np.array([9.0, 3.0, 0.0]))  # 2 is overwritten
+    assert np.bincount(replay.sample(500).index)[[74, 75, 98, 99]].tolist() == [300, 0, 100, 100]
 
 
 def test_the_size_counts_the_states() -> None:

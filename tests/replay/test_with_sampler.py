@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from rlframe.core.types import BatchSpec
 from rlframe.envs import debug_envs
@@ -27,6 +26,4 @@ def test_batches_of_a_sampler_are_stored_without_gaps(memory: str) -> None:
         n_valid += int(samples.valid.sum())
     assert replay.n_rows == n_valid
     assert replay._storages[0].ring.t == 6 * 8 + 1  # no gap, only one row before the first
-    drawn = replay.sample(50)
-    assert torch.isfinite(drawn.weight).all()
     sampler.close()
