@@ -12,12 +12,16 @@ import rlframe
 from rlframe import launch
 from rlframe.core.errors import ConfigError
 from rlframe.core.names import made_by
+from rlframe.core.types import BatchSpec
 from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.record.snapshot import load_snapshot
-from rlframe.replay import Uniform
+from rlframe.replay import NStep, Uniform, make_replay
 from rlframe.replay.arrays import HostMemory
+from rlframe.replay.make import OwnReplay
 from rlframe.replay.select import Candidates
 from tests.blocks import saved_block
+from tests.replay.buffers import ACTIONS
+from tests.replay.test_transitions import COUNTER, batch
 from tests.runners.resumed import assert_resumed_exactly, words
 
 RUN = (
@@ -131,11 +135,13 @@ def test_what_cannot_be_a_replay_is_refused(
     assert re.search(WRONG[given], said), said
 
 
-def test_the_number_of_rows_may_be_an_attribute(mine: Path, tmp_path: Path) -> None:
+def test_the_number_of_rows_may_be_an_attribute(mine: Path) -> None:
     code = mine.read_text().replace("    @property\n    def n_rows(self):\n        return min(self.n, self.size)\n", "")
     code = code.replace("self.n += len(at)", "self.n += len(at)\n        self.n_rows = min(self.n, self.size)")
     mine.write_text(code.replace("self.n = 0 ", "self.n = self.n_rows = 0 "))
-    assert launch.main(words(f"{RUN} replay={mine}:UniformReplay", tmp_path)) == 0
+    made = make_replay(OwnReplay(name=f"{mine}:UniformReplay"), COUNTER, ACTIONS, BatchSpec(6, 1), NStep(0.5))
+    made.append(batch(6, terminated=(2,)))
+    assert made.n_rows == 5
 
 
 def test_a_kind_is_recorded_by_its_name() -> None:
