@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from rlframe.core import seeding
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import SingleRank, use_ranks
 from rlframe.core.seeding import PER_RANK, EpisodeSeeds, Role, env_seeds, generator, generators, seed_int
@@ -50,6 +51,8 @@ def test_ranks_share_out_the_environments_that_one_rank_would_have() -> None:
 
 def test_role_numbers_never_change() -> None:
     numbers = {"MODEL": 0, "ENV": 1, "NOISE": 2, "ALGO": 3, "EVAL_ENV": 4, "EVAL_NOISE": 5, "DECORRELATION": 6}
+    numbers |= {"REPLAY": 7, "CRITIC": 8, "RESTART": 9, "TORCH": 10, "BONUS": 12, "PERTURBATION": 13, "POLICY": 14}
+    numbers |= {"LEAGUE": 15, "MATCH": 16, "ESTIMATE": 20}
     assert numbers.items() <= {role.name: int(role) for role in Role}.items()
 
 
@@ -64,8 +67,11 @@ def test_seed_int_fits_libraries_that_take_31_bits() -> None:
     assert len(set(seeds)) == 200
 
 
-def test_env_seeds_are_distinct() -> None:
+def test_env_seeds_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(env_seeds(0, Role.ENV, 2000))) == 2000
+    last = 2**31 - 1
+    monkeypatch.setattr(seeding, "seed_int", lambda root, role, index: [last, 5, last, 5][index])
+    assert env_seeds(0, Role.ENV, 4) == [last, 5, 0, 6], "where two are drawn alike"
 
 
 @pytest.mark.parametrize("root", range(5))

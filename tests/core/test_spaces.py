@@ -168,9 +168,12 @@ class TestUnbatch:
 class TestRandomAction:
     def test_is_canonical(self) -> None:
         action = random_action(ACTION, np.random.default_rng(0), 1000)
+        assert action["steer"].min(axis=0) == pytest.approx([-1, -1], abs=0.05)
+        assert action["steer"].max(axis=0) == pytest.approx([1, 1], abs=0.05)
         assert np.abs(action["steer"]).max() <= 1
         assert set(action["gear"]) == {0, 1, 2}
         assert action["more"][0].max(axis=0).tolist() == [1, 2]
+        assert [set(x) for x in action["more"][1].T] == [{0, 1}] * 2
 
     def test_has_the_dtypes_and_shapes_of_zeros(self) -> None:
         action = random_action(ACTION, np.random.default_rng(0), 3)
