@@ -1,10 +1,8 @@
 """Trees of arrays: views, writing in place, one memory for NumPy and torch, and the way into other processes."""
 
 import dataclasses
-import multiprocessing
 import pickle
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -205,35 +203,17 @@ def sampled(T: int = 4, B: int = 2) -> Samples:
     )
 
 
-def add_one_and_return(connection: Connection) -> None:
-    """The child: one Samples in, the same with a higher reward out, as tensors where tensors came."""
-    samples: Samples = connection.recv()
-    samples.reward[...] += 1
-    connection.send(samples)
-    connection.close()
-
-
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
-def test_samples_go_to_another_process_and_back(method: str) -> None:
-    context = multiprocessing.get_context(method)
-    here, there = context.Pipe()
-    child = context.Process(target=add_one_and_return, args=(there,), daemon=True)
-    child.start()
-    there.close()
+def test_pickled_samples_are_the_same_and_may_be_written_to() -> None:
     sent = sampled()
-    here.send(sent)
-    assert here.poll(60), "no answer from the child within 60 s"
-    received = here.recv()
-    child.join(30)
-    here.close()
-    assert child.exitcode == 0
+    received = pickle.loads(pickle.dumps(sent))
     assert isinstance(received, Samples)
+    assert isinstance(received.inputs, AgentInputs)
     assert isinstance(received.info, Inner)
-    assert np.array_equal(received.reward, sent.reward + 1)
-    for before, after in zip(leaves(sent.inputs), leaves(received.inputs), strict=True):
+    for before, after in zip(leaves(sent), leaves(received), strict=True):
         assert before.dtype == after.dtype
         assert np.array_equal(before, after)
-    child.close()
+    received.reward[...] += 1
+    assert np.array_equal(received.reward, sent.reward + 1)
 
 
 def test_plain_fields_are_no_leaves_and_survive_every_copy() -> None:
