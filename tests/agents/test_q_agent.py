@@ -71,6 +71,8 @@ def test_zero_noise_acts_greedily_at_any_epsilon() -> None:
     agent = agent_for()
     nothing = map_tree(np.zeros_like, noise_for(agent, 4))
     greedy = act(agent, 4, nothing)
+    values, _ = agent(inputs_for(VECTOR, ACTION, 4).torch(), ())
+    np.testing.assert_array_equal(greedy, values.squeeze(-1).argmax(-1))
     np.testing.assert_array_equal(act(agent, 4, nothing, (1.0, 1.0, 4)), greedy)
 
 

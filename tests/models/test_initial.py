@@ -58,9 +58,12 @@ def test_auto_is_the_networks_own_and_seeds_decide_the_others() -> None:
         pairs = zip(weights(*one), weights(*other), strict=True)
         return all(torch.equal(x[0], y[0]) for x, y in pairs)
 
-    assert same(networks(), networks(init="auto"))
+    by_torch = 1 / math.sqrt(3)  # of U(-1/√n, 1/√n), of dense layers of actors and critics
+    for weight, bias, n, _ in weights(*networks()):
+        assert weight.std().item() * math.sqrt(n) == pytest.approx(by_torch, rel=6 / math.sqrt(2 * weight.numel()))
+        assert bias is None or bias.any()
     assert same(networks(init="lecun"), networks(init="lecun"))
-    assert not same(networks(init="lecun"), networks())
+    assert not same(networks(init="torch"), networks()), "drawn anew"
 
 
 @pytest.mark.parametrize("kind", ["auto", "lecun", "xavier"])

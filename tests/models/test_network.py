@@ -5,6 +5,8 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from rlframe.kernels.device import has_bf16_units, learning_in
 from rlframe.models.network import Network, frozen
@@ -93,12 +95,25 @@ def test_gradients_lie_in_memory_as_their_parameters() -> None:
             assert parameter.grad.stride() == parameter.stride()
 
 
-def test_losses_on_one_network_add_their_gradients_and_have_second_ones() -> None:
+def test_losses_on_one_network_add_their_gradients() -> None:
     network, x = Network([3, 5, 1], "tanh"), torch.randn(6, 3, requires_grad=True)
     network(x).sum().backward()
     once = [g.clone() for g in gradients(network) if g is not None]
     network(x).sum().backward()
     close(gradients(network), [2 * g for g in once])
-    (of_x,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
-    of_x.square().sum().backward()
-    assert all(bool(g.isfinite().all()) for g in gradients(network) if g is not None)
+
+
+@pytest.mark.parametrize(("width", "n"), [(5, 6), (64, 256)], ids=["small", "large"])
+def test_gradients_have_gradients_which_are_those_of_torchs_layers(width: int, n: int) -> None:
+    network, x = Network([width, width, 1], "tanh"), torch.randn(n, width, requires_grad=True)
+
+    def of_torch(x: Tensor) -> Tensor:
+        first, last = network.linears
+        return F.linear(F.linear(x, first.weight, first.bias).tanh(), last.weight, last.bias)
+
+    found = []
+    for forward in (network, of_torch):
+        (of_x,) = torch.autograd.grad(forward(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(of_x.square().sum(), [each.weight for each in network.linears]))
+    assert all(g.abs().max() > 0.01 for g in found[1])
+    close(found[0], found[1], 1e-4)

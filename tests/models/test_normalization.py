@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlframe.algos import td3
+from rlframe.algos import sac, td3
 from rlframe.algos.targets import soft_update
 from rlframe.core.errors import ConfigError
 from rlframe.critics import ExpectedValue, make_critic
@@ -211,6 +211,8 @@ def test_policies_alone_may_be_normalised(name: str) -> None:
     model = ModelConfig(hidden=(8,), norm="layer", critic=CriticConfig(norm="none"), **{name: True})
     critic = make_critic(VECTOR, BOX, ExpectedValue(), model, 2, 0)
     assert not any(isinstance(module, Norm) for module in critic.modules())
+    policy = sac.Config().make_agent(VECTOR, BOX, model).model
+    assert any(isinstance(module, Norm) for module in policy.modules())
 
 
 @both_kinds
