@@ -87,9 +87,10 @@ def test_learning_in_bf16_rounds_the_factors_of_large_products_and_acting_does_n
             torch.testing.assert_close(linear(*small, None), F.linear(*small), rtol=1e-5, atol=1e-5)
     assert found.dtype == torch.float32
     assert not torch.equal(found, exact)
-    torch.testing.assert_close(found, exact, rtol=2e-2, atol=0.2)
+    assert (found - exact).norm() < 0.01 * exact.norm()
     assert weight.grad is not None
-    torch.testing.assert_close(weight.grad, (2 / exact.numel()) * exact.detach().mT @ x, rtol=2e-2, atol=1e-2)
+    expected = (2 / exact.numel()) * exact.detach().mT @ x
+    assert (weight.grad - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.gpu

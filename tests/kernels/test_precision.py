@@ -30,10 +30,20 @@ def test_units_are_those_that_the_system_lists() -> None:
     assert has_bf16_units() == (may_use and ("avx512_bf16" in flags or "amx_bf16" in flags))
 
 
-def test_auto_is_bf16_where_the_cpu_is_faster_in_it() -> None:
-    assert choose_precision("auto", CPU) == ("bf16" if bf16_is_faster() else "fp32")
-    assert has_bf16_units() or not bf16_is_faster()
+@pytest.mark.parametrize(("is_faster", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_bf16_where_the_cpu_is_faster_in_it(
+    is_faster: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "bf16_is_faster", lambda: is_faster)
+    assert choose_precision("auto", CPU) == chosen
     assert choose_precision("fp32", CPU) == "fp32"
+
+
+def test_a_cpu_without_units_is_not_faster_in_bf16_and_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_bf16_units", lambda: False)
+    assert not bf16_is_faster.__wrapped__()
+    with pytest.raises(ConfigError, match=r"precision=bf16 is not supported on this CPU, .*; use precision=auto or"):
+        choose_precision("bf16", CPU)
 
 
 def test_waiting_for_other_processes_does_not_decide_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlframe.core.struct import fill, leaves
+from rlframe.kernels import transfer
 from rlframe.kernels.transfer import Fetched, Gathered, Packed, to_device
 
 CPU = torch.device("cpu")
@@ -63,8 +64,12 @@ def check_packed(device: torch.device) -> None:
     assert packed.host["b"][1].item() == 0.1
 
 
-def test_what_is_gathered_is_delivered_in_one_copy_views_of_it_too() -> None:
+def test_what_is_gathered_is_delivered_in_one_copy_views_of_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    send = transfer._Block.send
+    monkeypatch.setattr(transfer._Block, "send", lambda block: sent.append(block) or send(block))
     check_gathered(CPU)
+    assert len(sent) == 6, "of five deliveries: in two copies where they are more than ever before"
 
 
 def test_a_tree_in_one_piece_of_memory_goes_there_and_back() -> None:
