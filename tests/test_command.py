@@ -29,10 +29,11 @@ def test_it_lists_the_commands(words: list[str]) -> None:
 
 def test_every_command_is_there_and_has_help() -> None:
     assert {*_COMMANDS} == {"launch", "evaluate", "study", "plot", "results", "data", "export"}
-    for name in ("plot", "results", "evaluate"):
+    for name in _COMMANDS:
         done = run(name, "--help")
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
         assert f"rlframe.{name}" in done.stdout
+        assert not done.stderr or name in ("study", "data"), "whose __main__ the server of forks has imported"
 
 
 def test_help_whose_reader_has_exited_ends_in_silence() -> None:

@@ -19,7 +19,7 @@ def test_spaces_are_gymnasiums(id_: str) -> None:
 
 
 @pytest.mark.parametrize("id_", ["Hopper-v5", "LunarLander-v3"])
-def test_simulators_give_gymnasiums_observations(id_: str) -> None:
+def test_simulators_give_observations_of_gymnasiums_form(id_: str) -> None:
     pytest.importorskip("mujoco" if id_ == "Hopper-v5" else "Box2D")
     pool, plain = made(id_, 2, backend="envpool"), made(id_, 2, backend="python")
     assert pool.observation_space.shape == plain.observation_space.shape

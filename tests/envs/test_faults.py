@@ -203,6 +203,7 @@ def test_conversions_in_workers_and_evaluation_are_one_warning(warned: Callable[
     with closing(pool):
         (stepper,) = worker_steppers(pool, share_zeros(empty_rows(SMALL, spaces.Discrete(2), 3, 4), "rows"), 1)
         stepper.reset()
+        assert len(warned()) == 1, "of both workers"
         evaluated = make_envs(config, 1, [5])
         evaluated.reset(rows_for(evaluated))
     assert len(warned()) == 1

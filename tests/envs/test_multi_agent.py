@@ -76,6 +76,7 @@ def test_only_living_agents_have_valid_rows_and_each_goes_on_where_it_was() -> N
     assert torch.equal(reward[valid], action[valid].float())
     assert not reward[~valid].any()
     assert torch.equal(following[valid][:, 1:], observation[valid][:, 1:] + 1)  # also the last observation
+    assert not (following[~valid][:, 1] == observation[~valid][:, 1] + 1).any()  # only a living agent grows older
     assert torch.equal(first[valid], observation[..., 1][valid] == 0)
     assert not ended[~valid].any()
     assert not (valid[1:] & ended[:-1]).any()
@@ -146,14 +147,18 @@ def test_rewards_are_scaled_for_learning_and_reported_as_they_are() -> None:
     options = EnvOptions(reward_scale=0.1, reward_clip="[0,0.3]")
     env = MultiAgentEnv(Crowd(death=0.0), PolicyMap(), options, 3)
     env.reset(seed=0)
-    total = 0.0
+    returns = np.zeros(4)
     for t in range(3):
         rows, reward, terminated, truncated, info = env.step({"shared": np.array([1, 2, 3, 4])})
-        assert rows["shared"]["reward"].max() <= np.float32(0.3)
+        valid = rows["shared"]["valid"]
+        np.testing.assert_allclose(rows["shared"]["reward"], [0.1, 0.2, 0.3, 0.3] * valid, rtol=1e-6)
         assert (terminated, truncated) == (False, t == 2)
-        total += reward
-    assert total > 3
-    assert set(info) == {"episode/agent/return"}
+        raw = [1, 2, 3, 4] * valid
+        assert reward == raw.sum()
+        returns += raw
+    assert valid[:2].any()
+    assert valid[2:].any()
+    assert info == {"episode/agent/return": pytest.approx(returns[valid].mean())}
 
 
 def by_episode(agent: str, episode: int) -> str:

@@ -18,7 +18,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.envs.make import resolve
 from rlframe.envs.pettingzoo import possible_agents
 from rlframe.samplers import cpu, gpu, serial
-from tests.envs.test_multi_agent import CROWD, batches
+from tests.envs.test_multi_agent import batches
 
 PARALLEL = {
     "mpe2/simple_v3": {},
@@ -99,18 +99,3 @@ def test_agents_one_after_another_become_the_parallel_environment_that_pettingzo
         np.testing.assert_equal(given[0][:4], given[1][:4])
         assert own.agents == []
         assert n_steps == (4 if isinstance(own, Cycles) else 11)
-
-
-@pytest.mark.slow
-def test_no_row_of_a_dead_agent_is_valid_in_a_hundred_thousand_steps() -> None:
-    n, steps = 0, 0
-    for each in batches(serial.Config(batch_T=256, batch_B=8), CROWD, 50):
-        batch = each["shared"]
-        age = batch.observation[..., 1]
-        following = batch.inputs.observation[1:, ..., 1]
-        assert bool((following[batch.valid] == age[batch.valid] + 1).all())  # only a living agent grows older
-        assert not bool((following[~batch.valid] == age[~batch.valid] + 1).any())
-        assert not bool(batch.reward[~batch.valid].any())
-        n, steps = n + batch.n_rows, steps + batch.n_env_steps
-    assert steps > 90_000
-    assert n > steps

@@ -66,9 +66,9 @@ def test_discrete_choices_count_from_zero_for_the_agent() -> None:
     assert set(np.unique(seen.observation)) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("kind", ["text", "integers"])
-def test_an_unsupported_space_is_an_error(kind: str) -> None:
-    with pytest.raises(ConfigError, match="space"):
+@pytest.mark.parametrize(("kind", "said"), [("text", "is not supported; use Box"), ("integers", "holds integers")])
+def test_an_unsupported_action_space_is_an_error(kind: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"action space .* {said}"):
         made("tests.envs.custom:scripted", 1, act=kind)
 
 

@@ -147,12 +147,14 @@ def test_log_probabilities_are_those_that_the_agent_records(kind: str) -> None:
 
 def test_an_epsilon_greedy_agent_has_the_probabilities_of_its_rate() -> None:
     agent = make_q_agent(BOX, ACTIONS, ModelConfig(), ExpectedValue(), "epsilon")
-    episode = Episode(
-        np.zeros((2, 3), np.float32), np.zeros(1, np.int64), np.zeros(1), np.ones(1, bool), np.ones(1, bool), {}
-    )
+    episode, _ = episode_of(make_policy_agent(BOX, ACTIONS, ModelConfig()), T=9)
     policy = target_policy(agent, BOX, ACTIONS, epsilon=0.2)
     _, weight = policy.choices(policy.params(episode), np.random.default_rng(0))
-    np.testing.assert_allclose(np.sort(weight.numpy(), -1), [[0.1, 0.9]] * 2, atol=1e-6)
+    rows = torch.zeros(10, 1)
+    inputs = AgentInputs(torch.as_tensor(episode.observation).unsqueeze(1), rows, rows, rows.bool())
+    best = agent.greedy(inputs, agent.memory(1))[0][:, 0]  # type: ignore[union-attr, operator]
+    assert {*best.tolist()} == {0, 1}
+    np.testing.assert_allclose(weight.numpy(), 0.1 + 0.8 * np.eye(2)[best], atol=1e-6)
 
 
 def test_an_evaluator_logs_estimates_of_the_agent_as_it_is_now() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import Space, spaces
 
 from rlframe import launch
@@ -130,9 +131,11 @@ def test_evaluate_prints_the_table_of_two_runs_and_a_player(
 
 
 def test_matches_are_the_same_again_with_the_same_seed(runs: list[str], tmp_path: Path) -> None:
-    for name in ("first.json", "second.json"):
-        assert main([*runs[:2], "n_episodes=8", "trust=true", f"out={tmp_path / name}"]) == 0
-    assert (tmp_path / "first.json").read_text() == (tmp_path / "second.json").read_text()
+    for name, seed in (("first", 1), ("same", 1), ("other", 2)):
+        words = ["n_episodes=20", f"seed={seed}", "trust=true", f"out={tmp_path / name}.json"]
+        assert main([*runs[:2], *words]) == 0
+    first, same, other = ((tmp_path / f"{name}.json").read_text() for name in ("first", "same", "other"))
+    assert first == same != other
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,20 @@ def test_training_logs_how_often_it_wins_against_players(tmp_path: Path) -> None
     rows = read_csv(tmp_path / "run_0" / "progress.csv")[1]
     assert all(float(rows[-1][f"eval/win_rate_{name}"]) in (0, 0.5, 1) for name in ("random", "always_paper"))
     assert float(rows[-1]["eval/n_episodes"]) == 4
+
+
+def test_the_win_rate_is_the_share_of_games_that_the_agent_wins(runs: list[str]) -> None:
+    trained = load_trained(Path(runs[0]), trust=True)
+    for policy in trained.agent.agents().values():
+        head = policy.model.policy_head  # type: ignore[union-attr]
+        head.weight.data.zero_()  # type: ignore[union-attr]
+        head.bias.data[:] = torch.tensor([0.0, 9.0, 0.0])  # type: ignore[union-attr]  # paper
+    spaces = trained.observation_space, trained.action_space
+    config = EvalConfig(opponents=(ROCK, PAPER), n_episodes=2)
+    with closing(MatchEvaluator(trained.env, trained.agent, spaces, config)) as evaluator:
+        found = evaluator.evaluate(0)
+    assert (found["eval/win_rate_always_rock"], found["eval/win_rate_always_paper"]) == (1, 0)
+    assert (found["eval/return_mean"], found["eval/n_episodes"]) == (2, 4), "4 a game of 4 rounds against rock"
 
 
 def test_each_step_of_a_match_shows_progress_and_may_be_the_last(runs: list[str]) -> None:

@@ -101,13 +101,17 @@ def test_a_stopped_generation_is_completed_after_a_resume(n_workers: int, alone:
         sampler.propose(proposed, stop_after(9 if n_workers == 0 else 0))
         with pytest.raises(EvaluationStopped):
             sampler.collect()
-        saved = sampler.state_dict()
+        saved, kept = sampler.state_dict(), dict(sampler._played)
         assert_same(played(sampler, proposed), alone)
+        assert all(sampler._played[column] is each for column, each in kept.items()), "none is played again"
     if n_workers == 0:
         assert 0 < len(saved["played"]) < 2 * D
     with population(2 - n_workers) as (sampler, proposed):
         sampler.load_state_dict(saved)
+        loaded = dict(sampler._played)
+        assert [*loaded] == [*kept]
         assert_same(played(sampler, proposed), alone)
+        assert all(sampler._played[column] is each for column, each in loaded.items())
 
 
 def test_statistics_are_those_of_observations_without_their_action_mask() -> None:

@@ -24,7 +24,7 @@ from rlframe.evaluation.function import EvaluationFunction
 from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.system.service import Supervision, WorkersFailed
 from tests.evaluation.killing import kill_evaluations
-from tests.processes import until
+from tests.processes import is_running, until
 from tests.samplers.made import agent_for
 from tests.samplers.supervised import supervision
 
@@ -125,10 +125,13 @@ def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture)
     agent = agent_for(Stuck().observation_space, Stuck().action_space)
     with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent, supervision()) as evaluator:
         evaluator._timeout_s = 1.0  # once it has started
+        hung = evaluator._service.child.pid
         evaluator.evaluate(0)
         assert evaluator.finished(wait=True) == []
         assert "made no progress for 1 s" in caplog.text
-        evaluator.evaluate(1)  # by the new process
+        until(lambda: not is_running(hung))
+        evaluator.evaluate(1)
+        assert is_running(evaluator._service.child.pid)
 
 
 def dies_until(path: str, agent: Agent) -> BaseEvaluator:

@@ -84,16 +84,15 @@ def test_a_run_with_asynchronous_evaluation_is_resumed(tmp_path: Path, monkeypat
     assert max(resumed) == max(whole)
 
 
-@pytest.mark.parametrize("n_kills", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
-    n_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_process_of_evaluation_is_killed_three_times_and_the_run_goes_on_without_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = kill_evaluations(n_kills, monkeypatch)
+    killed = kill_evaluations(3, monkeypatch)
     run = trained(tmp_path / "killed", "eval.asynchronous=true")
     monkeypatch.undo()
     whole = trained(tmp_path / "whole")
-    assert killed == [0] * n_kills
-    assert (0 in scores(run)) == (n_kills < 3), "the third time it is lost"
+    assert killed == [0] * 3
+    assert 0 not in scores(run)
     assert scores(run).items() <= scores(whole).items()
     assert max(scores(run)) == max(scores(whole))
     assert [row["env_steps"] for row in rows(run) if row["updates"]] == [row["env_steps"] for row in rows(whole)]
@@ -188,7 +187,7 @@ def test_a_function_of_the_users_evaluates(aside: str, tmp_path: Path) -> None:
         ("eval.env=Acrobot-v1", "eval.env=Acrobot-v1 has the observation space"),
         ("eval.function=nowhere:f", "No module named 'nowhere'"),
         (f"eval.function={HERE}:nothing", "has no nothing"),
-        ("eval.function=os:getpid", "must be a function of \\(policy, make_env\\)"),
+        ("eval.function=os:getpid", "must be a function of (policy, make_env)"),
         ("eval.interval_steps=-1", "must be at least 0"),
     ],
 )
@@ -196,7 +195,7 @@ def test_what_cannot_evaluate_is_refused_before_the_start(
     word: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch.main(words(f"{CASE} {word}", tmp_path / "runs")) == 2
-    assert says.replace("\\", "") in capsys.readouterr().err
+    assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -136,13 +136,17 @@ def test_large_settings_of_research_are_allowed(settings: dict[str, Any], observ
 
 
 def test_every_preset_is_far_from_the_limits_and_starts_without_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiments = {name: from_flat(load_preset(name)) for name in preset_names()}
+    counted = {name: each for name, each in experiments.items() if name.startswith(OF_MANY_ATOMS)}  # in milliseconds
+    monkeypatch.setattr(limits, "available_memory", lambda: 10**9)
+    for experiment in counted.values():
+        vectors = spaces.Box(-1, 1, (400,)), spaces.Box(-1, 1, (18,))
+        limits.check_networks(experiment, *((IMAGE, CHOICE) if "ALE/" in experiment.env else vectors), CPU)
     monkeypatch.setattr(limits, "available_memory", lambda: 10**8)
-    for name in preset_names():
-        experiment = from_flat(load_preset(name))
+    for name, experiment in experiments.items():
         limits.check_machine(experiment, experiment.n_ranks)
         observation = IMAGE if "ALE/" in experiment.env else spaces.Box(-1, 1, (400,))
-        counted = name.startswith(OF_MANY_ATOMS)  # counting takes some milliseconds
-        assert counted or limits._is_small(experiment, observation, spaces.Discrete(18)), name
+        assert name in counted or limits._is_small(experiment, observation, spaces.Discrete(18)), name
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class Config(ppo.Config):
 '''
 KINDS = "from toy_algo import Plain, Wrapped\n\nKINDS = {'plain': Plain, 'wrapped': Wrapped}\n"
 RUN = ["env=CartPole-v1", "sampler=serial", "eval.n_episodes=1", "runner.n_steps=256", "affinity=none"]
+RUN += ["algo.epochs=1", "algo.minibatches=1"]
 NESTED = ["algo.part=wrapped", "algo.part.inner=wrapped", "algo.part.inner.inner.scale=3"]
 TEAMS = ["algo.teams.red.part=wrapped", "algo.teams.red.part.inner.scale=4", "algo.teams.blue.size=2"]
 

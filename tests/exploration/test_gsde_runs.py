@@ -41,7 +41,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert not np.array_equal(*actions[1:])
 
 
-@pytest.mark.parametrize("case", variants(CASES, ("td3_gsde",)))
+@pytest.mark.slow  # test_runs.py compares their actions
+@pytest.mark.parametrize("case", CASES)
 def test_acting_in_workers_changes_nothing(case: str, tmp_path: Path) -> None:
     states = []
     for sampler in ("serial", "cpu sampler.n_workers=2"):

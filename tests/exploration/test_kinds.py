@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import chz
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from rlframe.agents import make_q_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.critics import ExpectedValue
 from rlframe.exploration import (
     ActionNoise,
     BoltzmannConfig,
@@ -31,6 +35,7 @@ from rlframe.exploration import (
 )
 from rlframe.exploration.actions import HeldNoise, HeldNormal, WalkNoise
 from rlframe.exploration.q import Boltzmann, Durations, HeldAction, HeldActionNoise
+from rlframe.models import ModelConfig
 
 SECOND, PUSH = ("tests.exploration.own:SecondBest", "tests.exploration.own:Push")
 CHOOSE: dict[str, ExploreConfig] = {
@@ -124,12 +129,24 @@ def test_each_kind_with_a_last_level_is_graded() -> None:
 
 
 @pytest.mark.parametrize(("of", "kind"), GRADED)
-def test_levels_are_spaced_logarithmically_from_the_first_to_the_last_environment(of: str, kind: str) -> None:
+def test_each_environment_explores_at_its_own_of_levels_that_are_spaced_logarithmically(of: str, kind: str) -> None:
     config = CHOOSE[kind] if of == "choose" else PERTURB[kind]
-    part, (first, last) = made(of, kind), config.levels()
-    expected = np.geomspace(float(first), float(last), N)  # type: ignore[arg-type]
-    np.testing.assert_allclose(part.level_of(part.level, part.initial_state(range(N)), torch), expected, rtol=1e-5)
+    part, (first, last), rng = made(of, kind), config.levels(), np.random.default_rng(0)
+    levels = np.geomspace(float(first), float(last), N)  # type: ignore[arg-type]
+    np.testing.assert_allclose(part.level_of(part.level, part.initial_state(range(N)), torch), levels, rtol=1e-5)
     assert part.initial_state(range(2, 4)).env.tolist() == [2, 3]
+    same = chz.replace(config, **{f"{part.scale}_last": 0.0})
+    alone = [same.make_q(A, False) if of == "choose" else same.make_noise(D) for _ in levels]  # one for each level
+    state, states = start(part), [start(each) for each in alone]
+    for each, level in zip(alone, levels, strict=True):
+        each.set_level(level, level, 1)
+    for _ in range(30):
+        values = (rng.standard_normal((N, A)) if of == "choose" else 0.1 * np.ones((N, D))).astype(np.float32)
+        noise = part.noise(rng, (N,))
+        found, state = act(part, values, [], noise, state, np, False)
+        for i, each in enumerate(alone):
+            expected, states[i] = act(each, values, [], noise, states[i], np, False)
+            np.testing.assert_allclose(found[i], expected[i], rtol=1e-4, atol=1e-6)
 
 
 def test_the_kinds_of_the_guide_explore_at_the_level_of_each_environment_and_within_masks() -> None:
@@ -295,8 +312,8 @@ def test_how_probable_an_action_was_is_how_often_it_is_chosen(kind: str, masked:
 
 def test_how_probable_actions_of_held_or_drawn_weights_were_is_not_known() -> None:
     q, level = np.zeros((N, A)), np.full(N, 0.3)
-    noisy = made("choose", "noisy")
-    noisy.kind = "noisy"
-    assert noisy.log_probabilities(q, level, np) is None
+    space, model = spaces.Box(-1, 1, (3,)), ModelConfig(hidden=(4,))
+    agent = make_q_agent(space, spaces.Discrete(A), model, ExpectedValue(), NoisyConfig(epsilon=0.3))
+    assert agent.exploration.log_probabilities(q, level, np) is None
     assert made("choose", "noise_hold").log_probabilities(q, level, np) is None
     assert made("choose", "own").log_probabilities(q, level, np) is None

@@ -31,6 +31,7 @@ from rlframe.exploration import (
     NoiseHoldConfig,
     OrnsteinUhlenbeckConfig,
     OwnExplorationConfig,
+    ParameterNoiseConfig,
 )
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
@@ -47,6 +48,9 @@ ACTING: dict[str, tuple[Any, str, Any]] = {
     "held_noise": (td3, "Pendulum-v1", NoiseHoldConfig(std=0.2, std_last=0.4, longest=4)),
     "ornstein_uhlenbeck": (sac, "Pendulum-v1", OrnsteinUhlenbeckConfig(sigma=0.2, sigma_last=0.4)),
     "own": (ddpg, "Pendulum-v1", OwnExplorationConfig(name=PUSH, level=0.1)),
+    "gsde": (td3, "Pendulum-v1", GsdeConfig(sigma=0.1, sigma_last=0.2, interval=3)),
+    "learned_gsde": (sac, "Pendulum-v1", GsdeConfig(interval=3)),
+    "parameter_noise": (ddpg, "Pendulum-v1", ParameterNoiseConfig(std=0.1, std_last=0.2)),
 }
 
 

@@ -92,6 +92,7 @@ def test_every_kind_of_space_acts_as_in_torch(action: Space) -> None:
     ("action", "n", "model"),
     [
         *(("discrete", 8, {"activation": x, "hidden": (16, 16)}) for x in ("tanh", "relu", "elu", "silu", "gelu")),
+        ("discrete", 8, {"activation": "relu", "hidden": (256, 256)}),  # so many numbers that torch computes their relu
         *(("dict", 8, {"norm": "layer", "hidden": (16, 8), "memory": memory}) for memory in ("none", "gru")),
         *(("discrete", n, {"memory": "lstm"}) for n in (1, 2, 3, 4, 7, 12)),
         ("dict", 8, {"state_dependent_std": True, "log_std": -1.0}),
@@ -101,6 +102,17 @@ def test_every_kind_of_space_acts_as_in_torch(action: Space) -> None:
 )
 def test_every_option_and_any_number_of_rows_act_as_in_torch(action: str, n: int, model: dict[str, Any]) -> None:
     check_steps(VECTOR, ACTIONS[action], n, **model)
+
+
+def test_outliers_are_cut_as_in_torch() -> None:
+    agent, inputs = agent_for(VECTOR, ACTIONS["discrete"], normalize_observation=True), inputs_for(VECTOR, VECTOR, 4)
+    agent.observe(torch.from_numpy(inputs.observation))
+    inputs.observation[:2] *= np.float32([[100], [-100]])
+    assert (abs(agent.model.normalized(torch.from_numpy(inputs.observation))) == 10).any()
+    step = agent.numpy_step(4)
+    assert step is not None
+    found = step(inputs, (), np.zeros((4, 3), np.float32)).info.value  # type: ignore[attr-defined]
+    np.testing.assert_allclose(found, agent(inputs.torch(), ())[1].detach(), rtol=2e-5, atol=2e-6)
 
 
 def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:

@@ -3,6 +3,7 @@
 import errno
 import io
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,19 @@ def test_a_plain_line_has_the_key_metrics_speed_and_time_left(
     )
 
 
-def test_progress_alone_prints_no_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_alone_prints_a_plain_line_after_each_half_a_minute_without_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console, "perf_counter", lambda: now[0])
     plain = PlainConsole()
-    for step in range(100):
-        plain.progress(step, 100)
+    for now[0] in range(80):
+        if now[0] == 40:
+            plain.write({"env_steps": 40})
+        plain.progress(now[0], 100)
     plain.close()
-    assert capsys.readouterr().out == ""
+    steps = [line.partition(" |")[0] for line in capsys.readouterr().out.splitlines()]
+    assert steps == ["env_steps 30", "env_steps 40", "env_steps 70"]
 
 
 def test_time_left_of_a_resumed_run_counts_from_where_it_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +173,18 @@ def test_a_message_is_printed_as_it_is() -> None:
     assert "worker [red]3[/red] is ready\n" in shown(screen)
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_table_fits_a_terminal_of_any_width(width: int) -> None:
+@pytest.mark.parametrize(("width", "n_columns"), [(40, 1), (80, 1), (100, 2), (200, 4)])
+def test_the_table_fits_a_terminal_of_any_width(width: int, n_columns: int) -> None:
     screen = terminal(width)
     table = LiveConsole("run", screen)
     table.write(ROW)
     table.close()
-    assert max(len(line) for line in shown(screen).rpartition("╭")[2].splitlines()) <= width
+    lines = shown(screen).rpartition("╭")[2].splitlines()
+    assert {len(line) for line in lines[1:-1]} == {width}
+    for name, number in (("value_loss", "0.01235"), ("return_mean", "132.4"), ("env_steps_per_s", "12,345")):
+        assert any(re.search(rf"\b{name} +{number}\b", line) for line in lines), "nothing is cut off"
+    groups = {"run", "episode", "eval", "algo", "estimate", "time"}
+    assert max(len(groups.intersection(line.split())) for line in lines[1:]) == n_columns, "as many as fit"
 
 
 def test_what_the_encoding_of_the_output_lacks_is_printed_with_escapes(monkeypatch: pytest.MonkeyPatch) -> None:

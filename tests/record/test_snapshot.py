@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlframe.record import rank_state
 from rlframe.record.snapshot import (
     SnapshotError,
     list_snapshots,
@@ -261,11 +262,17 @@ def test_everything_is_flushed_before_the_name_is_given(tmp_path: Path, monkeypa
         events.append("rename")
         return rename(self, target)
 
+    def others(folder: Path) -> list[dict[str, Any]]:
+        return [write_rank_state(folder, 1, STATE)]
+
+    monkeypatch.setattr(rank_state, "LARGE_BYTES", 100)
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "rename", noted_rename)
-    saved(tmp_path)
+    path = save_snapshot(tmp_path / "snapshot", {**STATE, "large": np.arange(50)}, {"env_steps": 1}, others)
+    (chunk,) = (path / "chunks").iterdir()
     before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
-    assert before == ["flush arrays.safetensors", "flush manifest.json", "flush .writing"]
+    of_first = ["flush arrays.safetensors", f"flush {chunk.name}", "flush chunks"]
+    assert before == [*of_first, "flush rank_1.safetensors", "flush manifest.json", "flush .writing"]
     assert after == ["flush snapshot", "flush snapshot"]  # the new name, then the link
 
 

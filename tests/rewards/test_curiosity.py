@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import Space, spaces
+from torch.nn import functional
 
 from rlframe import launch
 from rlframe.algos import Algorithm, ppo
@@ -162,7 +163,7 @@ def test_callbacks_have_the_rewards_without_the_bonus() -> None:
     options, seen = RunnerConfig(n_steps=200, log_interval_steps=200), Seen()
     with MinibatchRl(sampler, Learner(sampler.agent, algo, rewards), options, callbacks=[seen]) as runner:
         assert runner.train()["algo/bonus_mean"] > 0
-    assert seen.rewards <= {0.0, 1.0}
+    assert {0.0} <= seen.rewards <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,32 @@ def test_what_was_learned_is_less_new_than_what_was_not(config: Any, space: Spac
         assert all(x.shape == (8,) and bool((x >= 0).all()) for x in found)
         if not has_images(space):  # noise in images is much alike
             assert found[0].mean() < 0.8 * found[1].mean()
+
+
+def test_rnd_is_surprised_by_how_far_a_predictor_is_from_a_network_that_stays_as_it_was() -> None:
+    space, actions = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(4)
+    bonus, steps = RNDConfig(hidden=(8,), embedding=5).make_bonus(space, actions), steps_of(space, actions, 6)
+    before = [x.clone() for x in bonus.target.parameters()]
+    learn(bonus, steps, 3)
+    assert all(map(torch.equal, before, bonus.target.parameters()))
+    with torch.no_grad():
+        seen = bonus.norm(steps.next_observation)
+        squares = (bonus.predictor(seen) - bonus.target(seen)).square()
+        torch.testing.assert_close(bonus.novelty(steps), squares.sum(-1))
+        torch.testing.assert_close(bonus.loss(steps), squares.mean(-1))
+
+
+def test_icm_is_surprised_by_its_forward_model_whose_loss_beta_weighs_against_the_inverse_models() -> None:
+    space, actions = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(4)
+    bonus, steps = ICMConfig(hidden=(8,), embedding=5, beta=0.1).make_bonus(space, actions), steps_of(space, actions, 6)
+    with torch.no_grad():
+        before, after = (bonus.features(bonus.norm(x)) for x in (steps.observation, steps.next_observation))
+        predicted = bonus.forward_model(torch.cat([before, functional.one_hot(steps.action, 4)], -1))
+        forward = 0.5 * (predicted - after).square().sum(-1)
+        logits = bonus.inverse(torch.cat([before, after], -1))
+        inverse = functional.cross_entropy(logits, steps.action, reduction="none")
+        torch.testing.assert_close(bonus.novelty(steps), forward)
+        torch.testing.assert_close(bonus.loss(steps), 0.9 * inverse + 0.1 * forward)
 
 
 def test_icm_features_tell_the_action() -> None:

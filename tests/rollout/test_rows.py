@@ -8,7 +8,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import debug_envs
@@ -99,9 +98,10 @@ def test_box_actions_are_stored_as_sampled_and_clipped_only_for_the_environment(
     sampler, agent = sampler_for(debug_envs.identity, T=30, B=2, action="box", model_log_std=1.0)
     samples = sampler.collect()
     assert samples.action.abs().max() > 1
-    executed = action_decoder(sampler.envs.action_space)(samples.action.numpy()[:, 0])
-    assert executed.min() == -2.0
-    assert executed.max() == 4.0
+    executed = 3 * samples.action.clamp(-1, 1) + 1  # in [-2, 4]
+    distance = (executed - samples.observation)[..., 0].abs() / 6
+    expected = (1 - 2 * distance).clamp(min=0).where(samples.valid, 0)  # the reward of Identity
+    torch.testing.assert_close(samples.reward, expected, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         params = agent(samples.inputs[:-1], ())[0]
     expected = agent.distribution.log_prob(params, samples.action)

@@ -209,9 +209,7 @@ def test_algorithms_without_replay_learn_from_each_batch(name: str) -> None:
 
 
 def test_parameters_and_exploration_reach_the_sampler() -> None:
-    config = dqn.Config(
-        **REPLAY, explore=EpsilonConfig(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.1,0.02)")
-    )
+    config = dqn.Config(**REPLAY, explore=EpsilonConfig(epsilon="linear(0,1,0.02)"))
     with runner_for(config, EnvConfig("CartPole-v1", backend="python"), sampler_waits=True) as runner:
         runner.train()
         samples = runner.sampler.collect()
@@ -219,9 +217,10 @@ def test_parameters_and_exploration_reach_the_sampler() -> None:
             samples = runner.sampler.collect()
         q, _ = runner.agent(samples.inputs[:-1], ())
         torch.testing.assert_close(samples.info.q, q.squeeze(-1).detach(), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
+        assert (samples.action != q.squeeze(-1).argmax(-1)).any(), "all are random by now, and none was at first"
 
 
-def test_a_killed_sampler_is_replaced_and_training_continues(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_sampler_is_replaced_and_training_continues() -> None:
     with runner_for(sac.Config(**REPLAY, replay_ratio=RATIO), sampler_waits=True) as runner:
         update, killed = runner.algo.update, []
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlframe import launch
+from rlframe.core.files import read_json
 from rlframe.experiment import train
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.fork_server import run_python
@@ -53,17 +54,26 @@ def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypat
     assert_resumed_exactly(f"{CASES['rainbow_images']} threads=2", tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("sampler", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
-def test_workers_are_resumed_exactly_and_by_another_sampler_too(
-    sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sampler", "resumed_by"),
+    [
+        ("cpu", "gpu"),
+        pytest.param("gpu", "serial", marks=pytest.mark.slow),
+        pytest.param("cpu", "cpu", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_are_resumed_exactly_by_those_of_another_sampler_too(
+    sampler: str, resumed_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = f"{PPO} {WALK} model.memory=gru {ON_POLICY}"
     assert launch.main(words(case, tmp_path / "whole")) == 0
     with_workers = f"{case.replace('sampler=serial', f'sampler={sampler}')} sampler.n_workers=2 eval.n_workers=0"
-    stopped_at(90, with_workers, tmp_path / "parts", monkeypatch)
+    stopped_at(90, with_workers, tmp_path / "parts", monkeypatch, f"sampler={resumed_by}")
     whole, parts = (log(tmp_path / name / "run_0") for name in ("whole", "parts"))
-    assert {row.pop("sampler/restarts") for row in parts} == {"0"}
+    assert {row.pop("sampler/restarts") for row in parts} <= {"0", ""}
     assert whole == parts
+    (session,) = read_json(tmp_path / "parts/run_0/params.json")["resumed"]
+    assert session["changed"].get("sampler", sampler) == resumed_by
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
 from rlframe.runners import Learner, MinibatchRl, Runner, RunnerConfig
 from rlframe.samplers import Sampler, SerialSampler
+from tests.tables import read_csv
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
 DQN = dqn.Config(learning_starts=16, batch_size=8, replay_ratio=16.0, replay=InMemory(size=256))
@@ -128,8 +129,8 @@ def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> 
     with logger_context(run.directory, resume=True, console=False):
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
         again.train()
-    lines = (run.directory / "progress.csv").read_text().splitlines()
-    assert lines[1].startswith("0,"), "the evaluation before training"
+    first = read_csv(run.directory / "progress.csv")[1][0]
+    assert (first["env_steps"], first["eval/n_episodes"]) == ("0", "40"), "the evaluation before training"
 
 
 class AskingLater(Asking):

@@ -98,8 +98,10 @@ def test_none_waits_for_a_slow_one() -> None:
         begin = time.monotonic()
         streams = [batch.stream for batch in batches(sampler, 30)]
         assert streams.count(3) <= 1 + (time.monotonic() - begin) / 1.6, "of a batch of the slow one"
-        rates = [sampler.counters()[f"async/env_steps_per_second_{i}"] for i in range(4)]
-        assert rates[3] < max(rates)
+        assert streams.count(3) < 5, "in turn it would be 7"
+        counters = sampler.counters()
+        rates = [counters[f"async/env_steps_per_second_{i}"] for i in range(4)]
+        assert rates[3] < max(rates) / 1.5
 
 
 def test_a_version_is_pushed_to_all_at_once_and_batches_carry_theirs() -> None:
@@ -183,10 +185,10 @@ def test_an_error_of_an_environment_ends_the_run_with_its_traceback() -> None:
         batches(sampler, 8)
 
 
-def test_saved_noise_is_that_of_all_environments(tmp_path: Path) -> None:
+def test_saved_noise_is_that_of_all_environments() -> None:
     with collectors() as (sampler, _):
         state = sampler.state_dict()
-        assert len(state["noise"]) == 4
+        assert len({str(each) for each in state["noise"]}) == 4
         assert len(sampler.load_state_dict(state)) == 4
         with pytest.raises(ValueError, match="of 3 environments, not of 4"):
             sampler.load_state_dict({"noise": state["noise"][:3]})

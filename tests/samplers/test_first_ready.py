@@ -28,7 +28,11 @@ from rlframe.models import ModelConfig
 from rlframe.rollout.inference import BatchInference, empty_batch
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import GpuSampler
-from tests.samplers.made import copied
+from tests.samplers import faulty
+from tests.samplers.batch_history import BatchHistory, without_diagnostics
+from tests.samplers.faulty import Coded, Fault
+from tests.samplers.made import agent_for, copied
+from tests.samplers.supervised import FAULTY_SEED, collected, workers_for
 from tests.variants import variants
 
 B, SLOW_S = 4, 0.02
@@ -161,8 +165,20 @@ def test_batches_may_begin_with_a_last_observation() -> None:
     assert [row["valid"] for row in rows] == [False] + [True] * 6
 
 
+def test_a_worker_that_dies_in_a_step_is_replaced_and_its_episodes_truncated(tmp_path: Path) -> None:
+    faults = (Fault(faulty.kill, at=13, seed=FAULTY_SEED, path=str(tmp_path / "fault")),)
+    with workers_for(Coded, {"faults": faults}) as envs:  # the others have answered before a process is replaced
+        sampler = GpuSampler(envs, agent_for(envs.observation_space, envs.action_space), 8, wait_s=60.0)
+        history = BatchHistory(collected(sampler, 4))
+        assert without_diagnostics(sampler.trajectories()) == history.ended
+    ((t, _), (same_t, _)) = history.interruptions
+    assert history.interruptions == [(t, 2), (same_t, 3)]
+    assert t == same_t
+    assert t % 8, "so that the last row of the episodes is in the same batch"
+
+
 @pytest.mark.slow
-def test_a_worker_that_dies_while_its_environment_waits_is_replaced_and_its_episode_truncated() -> None:
+def test_a_worker_that_dies_while_its_environment_waits_is_replaced_and_the_others_go_on() -> None:
     with sampling(T=40) as (sampler, _):
         sampler.collect()
         worker = sampler.envs.workers[0]
@@ -176,7 +192,7 @@ def test_a_worker_that_dies_while_its_environment_waits_is_replaced_and_its_epis
         assert first.any(), "its new episode begins"
         assert (rows.inputs.observation[first, 0, 0] == 0).all()
         for env in range(1, B):
-            assert sum(row["valid"] for row in in_a_row(batches, env)) > 40
+            assert sum(row["valid"] for row in in_a_row(batches, env)) > 10
 
 
 @pytest.mark.slow

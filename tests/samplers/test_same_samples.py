@@ -43,8 +43,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-FAST = ["cpu3-lstm", "cpu2-normalized", "alternating3-lstm", "gpu2-normalized"]
-EACH = variants((f"{how}-{model}" for how in SPLITS for model in MODELS), [*FAST, *(f"{how}-plain" for how in SPLITS)])
+FAST = ["cpu1-plain", "cpu2-normalized", "cpu3-lstm", "gpu1-plain", "gpu2-normalized", "gpu3-plain"]
+FAST += ["alternating2-plain", "alternating3-lstm"]  # each split once
+EACH = variants((f"{how}-{model}" for how in SPLITS for model in MODELS), FAST)
 
 
 @pytest.mark.same_bits

@@ -121,10 +121,8 @@ def test_an_added_run_becomes_longer_with_its_study_unless_its_length_was_given(
 def test_the_queue_that_runs_takes_a_run_which_is_added_meanwhile_once(tmp_path: Path) -> None:
     template = CommandTemplate((sys.executable, "-S", HERE), False)
     runs = list(make_runs(partial(template.make_run, tmp_path, ""), {"do": "brief"}, [{"seed": "0"}]))
-    taken = []
 
     def make(added: Added) -> PlannedRun:
-        taken.append(added.name)
         return template.make_run(tmp_path, "", added.setting, added.run_ID, added.arguments)
 
     class Meanwhile(PlainStatusTable):
@@ -227,13 +225,18 @@ def test_a_damaged_line_is_an_error_and_a_running_queue_goes_on(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"trust": "true"}, {"resume": "/x"}, {"log_dir": "/x"}, {"callbacks": "os:system"}, {"env": "./evil.py:Env"}],
-    ids=str,
+    ("key", "text", "says"),
+    [
+        ("trust", "true", "trust=true is not for a run that is added to a study"),
+        ("resume", "/x", "resume=/x is not for a run that is added to a study"),
+        ("log_dir", "/x", "log_dir=/x is not for a run that is added to a study"),
+        ("callbacks", "os:system", "callbacks=os:system; if you trust its author"),
+        ("env", "./evil.py:Env", "env=./evil.py:Env; if you trust its author"),
+    ],
 )
-def test_a_line_of_a_stranger_brings_no_code_and_no_place(arguments: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        make_added(tmp_path, [], False, {}, Added("x", 0, {**BASE, **arguments}))
+def test_a_line_of_a_stranger_brings_no_code_and_no_place(key: str, text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_added(tmp_path, [], False, {}, Added("x", 0, {**BASE, key: text}))
     assert "trust=true" not in make_added(tmp_path, [], False, {}, Added("x", 0, BASE)).command
 
 

@@ -79,11 +79,11 @@ def test_tpe_searches_where_scores_are_high_and_random_does_not(tmp_path: Path) 
 
 
 def test_the_score_of_a_trial_is_the_interquartile_mean_of_the_last_values_of_its_seeds(tmp_path: Path) -> None:
-    search = search_in(tmp_path, plan_of((0, 1, 2, 3), n_runs="2"))
-    for run, value in zip(search.more(), [0.0, 10.0, 20.0, 1000.0], strict=True):
+    search = search_in(tmp_path, plan_of((0, 1, 2, 3, 4), n_runs="2"))
+    for run, value in zip(search.more(), [0.0, 10.0, 20.0, 60.0, 1000.0], strict=True):
         write_log(run, [5.0, value, math.nan])
         search.finished(run, Status(DONE))
-    assert "trial_0, eval/return_mean 15:" in search.describe_best()
+    assert "trial_0, eval/return_mean 30:" in search.describe_best()
 
 
 def test_lower_is_better_with_a_minus_and_another_metric(tmp_path: Path) -> None:

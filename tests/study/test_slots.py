@@ -1,13 +1,16 @@
 """The slots of affinity codes on several machines."""
 
-import itertools
+import os
+import sys
 from math import inf
 
 import pytest
 
 from rlframe.core.errors import ConfigError
+from rlframe.study import process
 from rlframe.study.plan import Slot, describe_slots, make_slots
-from rlframe.system.affinity import Cpu, Gpu, Topology
+from rlframe.system.affinity import Cpu, Gpu, Topology, read_topology
+from rlframe.system.parent_death import QUEUE_CPUS
 
 
 def machine(n_cores: int, n_gpus: int = 0, quota: float = inf, threads: int = 1) -> Topology:
@@ -53,14 +56,19 @@ def test_none_and_codes_without_runs_are_one_slot() -> None:
 def test_several_runs_share_a_gpu_and_no_core() -> None:
     slots = make_slots("2rpg", machine(8, n_gpus=2), n_runs=9)
     assert [slot.affinity.gpus for slot in slots] == [(0,), (0,), (1,), (1,)]
+    assert [slot.affinity.master for slot in slots] == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
-@pytest.mark.parametrize("code", ["1cpr", "2cpr_1res_0gpu", "auto", "2rpg", "1gpr"])
-def test_slots_have_no_core_in_common(code: str) -> None:
-    slots = make_slots(code, machine(8, n_gpus=2, threads=2), n_runs=20)
-    assert len(slots) > 1
-    for one, other in itertools.combinations(slots, 2):
-        assert not set(one.affinity.master) & set(other.affinity.master)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins")
+def test_a_run_that_is_pinned_reads_the_cpus_of_its_queue_which_its_code_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(QUEUE_CPUS, raising=False)
+    given, whole, before = process._environment()[QUEUE_CPUS], read_topology(), os.sched_getaffinity(0)
+    monkeypatch.setenv(QUEUE_CPUS, given)
+    try:
+        os.sched_setaffinity(0, {max(before)})
+        assert read_topology() == whole
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_a_code_that_names_a_slot_or_does_not_fit_raises_an_error() -> None:

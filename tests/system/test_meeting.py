@@ -1,6 +1,7 @@
 """Meeting: threads that run one at a time and meet."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,7 +65,11 @@ def test_one_thread_runs_at_a_time_in_turn() -> None:
     def body(meeting: Meeting, seat: int) -> None:
         for _ in range(2):
             order.append(seat)
+            time.sleep(0.01)  # another thread that ran would be next in the list
+            order.append(seat)
             meeting.meet(seat, "square", 1, squares)
 
     results_of([body] * 3)
-    assert order == [0, 1, 2, 0, 1, 2] or sorted(order[:3]) == sorted(order[3:]) == [0, 1, 2]
+    turns = order[::2]
+    assert order[1::2] == turns, "one at a time"
+    assert sorted(turns[:3]) == sorted(turns[3:]) == [0, 1, 2]

@@ -93,6 +93,7 @@ def test_a_failure_of_another_rank_ends_the_wait_within_a_second(monkeypatch: py
     def children() -> Sequence[int]:
         return []
 
+    assert shared_ranks._CHECK_S < 1
     monkeypatch.setattr(shared_ranks, "_CHECK_S", 0.05)
     memory = RankMemory.make(2)
     with pytest.raises(RankLost, match="rank 1 was killed"):

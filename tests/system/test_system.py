@@ -13,6 +13,7 @@ from ctypes import c_size_t, c_void_p
 from pathlib import Path
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from rlframe.experiment.presets import competing_work
@@ -96,15 +97,28 @@ def test_imports_are_excluded_from_garbage_collection_and_later_objects_are_not(
         gc.enable()
 
 
+def c_library() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]
+    libc.memset.argtypes = [c_void_p, ctypes.c_int, c_size_t]
+    return libc
+
+
 def test_freed_memory_is_kept_where_the_c_library_can():
     assert retain_freed_memory()
+    libc, n_bytes, memory = c_library(), 64 << 20, psutil.Process().memory_info
+    block = libc.malloc(n_bytes)
+    libc.memset(block, 1, n_bytes)
+    before = memory().rss
+    libc.free(block)
+    assert memory().rss > before - n_bytes // 2
+    libc.malloc_trim(0)
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no large pages")
 def test_kept_memory_asks_for_large_pages():
     assert retain_freed_memory()
-    libc, n_bytes = ctypes.CDLL(None), 128 << 20
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]
+    libc, n_bytes = c_library(), 128 << 20
     block = libc.malloc(n_bytes)
     try:
         with Path("/proc/self/smaps").open() as smaps:
