@@ -1,5 +1,8 @@
 """The memory of replay: arrays that are rings of L time steps of B environments, in RAM, on disk or on a device."""
 
+from __future__ import annotations
+
+import math
 import mmap
 import os
 import shutil
@@ -67,31 +70,34 @@ def concatenate(*arrays: Array, axis: int = 0) -> Array:
     return torch.cat(arrays, axis) if isinstance(arrays[0], Tensor) else np.concatenate(arrays, axis)
 
 
-class RowArray(ABC):
+class RowArray:
     """A ring of L time steps of B rows of one shape. The slot is time % L * B + b, or by_env: b * L + time % L.
 
     With by_env, consecutive rows are neighbours in memory, and stacks of frames are gathered faster.
     """
 
-    def __init__(self, slots: Any, L: int, B: int, by_env: bool) -> None:
-        """`slots`: array or tensor [L * B + extra, ...]."""
-        self._slots = slots
+    def __init__(self, slots: Any, L: int, B: int, by_env: bool, memory: StorageMemory) -> None:
+        """`slots`: array or tensor [L * B + extra, ...] of this memory."""
+        self._slots, self._memory = slots, memory
         lead = (B, L) if by_env else (L, B)
         grid = slots[: L * B].reshape(*lead, *slots.shape[1:])  # a view
         self._grid = grid.swapaxes(0, 1) if by_env else grid
         self._digests = ChunkHashes(L, self._grid[:1].nbytes)
 
-    @abstractmethod
     def write(self, time: int, values: Array) -> None:
         """Write [n, B, ...], an array or a tensor of any device, starting at `time`."""
+        values = self._memory.own(values)
+        for places, part in spans(time, len(values), len(self._grid)):
+            self._grid[places] = values[part]
+            self._digests.invalidate(places)
 
-    @abstractmethod
     def take(self, at: Array) -> Tensor:
         """A copy [*slots, ...] of the slots `at`, an array of the memory's own, for a batch to be `delivered`."""
+        return self._memory.rows(self._slots, at)
 
-    @abstractmethod
     def _read(self, rows: slice) -> np.ndarray:
         """Time steps as a contiguous array."""
+        return np.ascontiguousarray(as_numpy(self._grid[rows]))
 
     def saved(self, n_used: int) -> ChunkedArray:
         """The first n_used time steps [n_used, B, ...] for a snapshot, valid until the next `write`."""
@@ -119,12 +125,16 @@ class StorageMemory(ABC):
         self._gathered = None if device.type == "cpu" else Gathered(device)
 
     @abstractmethod
-    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
-        """A ring of zeros, with `extra` slots after it."""
-
-    @abstractmethod
     def available(self) -> int:
         """Bytes available for arrays."""
+
+    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
+        """A ring of zeros, with `extra` slots after it."""
+        return RowArray(self._slots((L * B + extra, *shape), dtype), L, B, by_env, self)
+
+    def _slots(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Zeros for a ring."""
+        return self.zeros(shape, dtype)
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Array:
         """A small array of its own."""
@@ -134,13 +144,9 @@ class StorageMemory(ABC):
         """An array or a tensor of any device as one of its own; a view if it is one."""
         return as_numpy(x)
 
-    def take(self, array: Array, at: Array) -> Tensor:
-        """The values [*at] of a small array of its own at the slots `at`, for a batch to be `delivered`."""
-        return self.rows(array.reshape(-1), at)
-
-    def rows(self, array: np.ndarray, at: np.ndarray) -> Tensor:
-        """A copy [*at, ...] of the rows `at` of an array in main memory, for a batch to be `delivered`."""
-        gathered = self._gathered
+    def rows(self, array: Array, at: Array) -> Tensor:
+        """A copy [*at, ...] of the rows `at` of an array of its own, for a batch to be `delivered`."""
+        gathered = self._gathered  # NumPy's take, which is faster than torch.index_select
         return torch.from_numpy(array.take(at, axis=0)) if gathered is None else gathered.take(array, at)
 
     def delivered(self, batch: Tree) -> Tree:
@@ -152,47 +158,8 @@ class StorageMemory(ABC):
         return to_device(torch.from_numpy(array), self.device)
 
 
-class HostArray(RowArray):
-    """A NumPy array, in RAM or memory-mapped; np.take gathers rows faster than torch.index_select."""
-
-    def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: StorageMemory) -> None:
-        super().__init__(slots, L, B, by_env)
-        self._memory = memory
-
-    def write(self, time: int, values: Array) -> None:
-        values = as_numpy(values)
-        for places, part in spans(time, len(values), len(self._grid)):
-            self._grid[places] = values[part]
-            self._digests.invalidate(places)
-
-    def take(self, at: Array) -> Tensor:
-        return self._memory.rows(self._slots, at)
-
-    def _read(self, rows: slice) -> np.ndarray:
-        return np.ascontiguousarray(self._grid[rows])
-
-
-class DeviceArray(RowArray):
-    """A tensor on the learner's device, so that only the indices of sampled rows are copied to it."""
-
-    def write(self, time: int, values: Array) -> None:
-        tensor = torch.as_tensor(values)
-        for places, part in spans(time, len(values), len(self._grid)):
-            self._grid[places].copy_(to_device(tensor[part], self._grid.device))
-            self._digests.invalidate(places)
-
-    def take(self, at: Array) -> Tensor:
-        return self._slots.index_select(0, at.reshape(-1)).view(*at.shape, *self._slots.shape[1:])
-
-    def _read(self, rows: slice) -> np.ndarray:
-        return self._grid[rows].contiguous().cpu().numpy()
-
-
 class HostMemory(StorageMemory):
     """RAM; the operating system allocates it as it is written."""
-
-    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
-        return HostArray(np.zeros((L * B + extra, *shape), dtype), L, B, by_env, self)
 
     def available(self) -> int:
         return available_memory()
@@ -205,29 +172,26 @@ class DiskMemory(StorageMemory):
         super().__init__(device)
         self.folder = folder
 
-    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
-        dtype, shape = np.dtype(dtype), (L * B + extra, *shape)
-        n_bytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    def _slots(self, shape: Sequence[int], dtype: Any) -> Array:
+        dtype, n = np.dtype(dtype), math.prod(shape)
+        n_bytes = max(1, n * dtype.itemsize)
         with tempfile.TemporaryFile(dir=self.folder) as file:
             if sys.platform == "linux":
                 os.posix_fallocate(file.fileno(), 0, n_bytes)  # a full disk raises here, not as SIGBUS on a write
             else:
                 file.truncate(n_bytes)
             mapped = mmap.mmap(file.fileno(), n_bytes)
-        return HostArray(np.frombuffer(mapped, dtype, count=int(np.prod(shape))).reshape(shape), L, B, by_env, self)
+        return np.frombuffer(mapped, dtype, count=n).reshape(shape)
 
     def available(self) -> int:
         return shutil.disk_usage(self.folder).free
 
 
 class DeviceMemory(StorageMemory):
-    """The learner's device, usually a GPU; the CPU in tests. Batches of its tensors are never copied to the host."""
+    """The learner's device, usually a GPU; the CPU in tests. Only the indices of sampled rows are copied to it."""
 
     xp: Any = torch
     on_device = True
-
-    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
-        return DeviceArray(self.zeros((L * B + extra, *shape), dtype), L, B, by_env)
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Array:
         like = torch.from_numpy(np.zeros(0, dtype))
@@ -236,8 +200,8 @@ class DeviceMemory(StorageMemory):
     def own(self, x: Array) -> Array:
         return to_device(torch.as_tensor(x), self.device)
 
-    def take(self, array: Array, at: Array) -> Tensor:
-        return array.view(-1).index_select(0, at.reshape(-1)).view(at.shape)
+    def rows(self, array: Array, at: Array) -> Tensor:
+        return array.index_select(0, at.reshape(-1)).view(*at.shape, *array.shape[1:])
 
     def available(self) -> int:
         if self.device.type != "cuda":

@@ -164,7 +164,7 @@ class Storage:
 
     def values(self, array: Array, at: Array) -> Tensor:
         """The values [*at] of an array [L, B], such as `reward`."""
-        return self.memory.take(array, at)
+        return self.memory.rows(array.reshape(-1), at)
 
     def inputs(self, at: Array) -> AgentInputs:
         """The agent's inputs [*at] at these rows."""
