@@ -165,10 +165,7 @@ class NStepReader(TransitionReader):
             for places, _ in spans(start, n, storage.ring.L):
                 self._bootstrap[places] = self._discount * ~storage.terminated[places]
             return
-        reward, terminated, truncated, valid = (
-            torch.as_tensor(read_rows(array, start, n))
-            for array in (storage.reward, storage.terminated, storage.truncated, storage.valid)
-        )
+        reward, terminated, truncated, valid = map(torch.as_tensor, storage.outcomes(start, n))
         return_, bootstrap, index = n_step_return(reward, terminated, truncated, valid, self._discount, self._n)
         done, own = slice(0, stop - start), storage.memory.own
         if self._n > 1:

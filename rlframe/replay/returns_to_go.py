@@ -10,7 +10,7 @@ import torch
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import Samples
 from rlframe.ops.returns import discounted_return
-from rlframe.replay.arrays import read_rows, write_rows
+from rlframe.replay.arrays import write_rows
 from rlframe.replay.base import Transitions
 from rlframe.replay.buffer import Reader
 from rlframe.replay.n_step import TransitionConfig, TransitionReader
@@ -53,10 +53,7 @@ class ReturnsToGoReader(TransitionReader):
         lo = ring.oldest + storage.rows_before
         waiting = max(lo, self.candidates.hi // B)  # the first row without a return
         n = ring.t - waiting
-        reward, terminated, truncated, valid = (
-            read_rows(array, waiting, n)
-            for array in (storage.reward, storage.terminated, storage.truncated, storage.valid)
-        )
+        reward, terminated, truncated, valid = map(torch.as_tensor, storage.outcomes(waiting, n))
         acted = as_numpy(valid)
         ended = acted & (as_numpy(terminated) | as_numpy(truncated))
         end = np.where(ended, np.arange(n)[:, None], n)
@@ -64,25 +61,10 @@ class ReturnsToGoReader(TransitionReader):
         is_open = (acted & (end == n)).any(1)
         n_done = int(is_open.argmax()) if is_open.any() else n
         if n_done:
-            steps = (end + 1 - np.arange(n)[:, None])[:n_done]
-            self._write(waiting, n_done, steps, *map(torch.as_tensor, (reward, terminated, truncated, valid)))
+            zeros, ends = reward.new_zeros(n + 1, B), (terminated, truncated, valid)
+            return_ = discounted_return(reward, zeros, *ends, self._discount)
+            bootstrap = discounted_return(zeros[:-1], zeros + 1, *ends, self._discount)  # γ^k at a truncation
+            steps = (end + 1 - np.arange(n)[:, None]).astype(np.int32)
+            for array, rows in ((self._return, return_), (self._bootstrap, bootstrap), (self._steps, steps)):
+                write_rows(array, waiting, storage.memory.own(rows[:n_done]))
         return self.candidates.advance(lo * B, (waiting + n_done) * B, valid[:n_done].reshape(-1))
-
-    def _write(
-        self,
-        time: int,
-        n_done: int,
-        steps: np.ndarray,
-        reward: torch.Tensor,
-        terminated: torch.Tensor,
-        truncated: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> None:
-        """Write what is known of `n_done` time steps, from those and the ones that follow."""
-        own, ends, discount = self._storage.memory.own, (terminated, truncated, valid), self._discount
-        zeros = torch.zeros_like(torch.cat([reward, reward[:1]]))
-        return_ = discounted_return(reward, zeros, *ends, discount)
-        bootstrap = discounted_return(zeros[:-1], zeros + 1, *ends, discount)  # γ^k of a value of 1 at a truncation
-        write_rows(self._return, time, own(return_[:n_done]))
-        write_rows(self._bootstrap, time, own(bootstrap[:n_done]))
-        write_rows(self._steps, time, own(steps.astype(np.int32)))

@@ -166,6 +166,10 @@ class Storage:
         """The values [*at] of an array [L, B], such as `reward`."""
         return self.memory.rows(array.reshape(-1), at)
 
+    def outcomes(self, time: int, n: int) -> list[Array]:
+        """Rewards, `terminated`, `truncated` and `valid` [n, B] of n time steps starting at `time`."""
+        return [read_rows(array, time, n) for array in (self.reward, self.terminated, self.truncated, self.valid)]
+
     def inputs(self, at: Array) -> AgentInputs:
         """The agent's inputs [*at] at these rows."""
         return self._with_previous(map_tree(lambda part: part.read(at), self.observation), at)
