@@ -15,8 +15,6 @@ from rlframe.replay.arrays import Ring, RowArray, StorageMemory, read_rows, span
 from rlframe.replay.frames import ObservationStorage
 
 _ARRAYS = ("reward", "terminated", "truncated", "valid", "first")
-
-
 _ROWS_AT_ONCE = 1024  # that are looked through
 
 
@@ -123,15 +121,11 @@ class Storage:
             n = min(time + 1 - self.ring.oldest, _ROWS_AT_ONCE)
             acted = as_numpy(read_rows(self.valid, time + 1 - n, n))
             ends = (acted | as_numpy(read_rows(self.first, time + 2 - n, n))) & envs
-            age = ends[::-1].argmax(0)
-            for back in np.unique(age[ends.any(0)]).tolist():
-                self._truncate(time - back, self.memory.own(ends.any(0) & (age == back)))
-            envs, time = envs & ~ends.any(0), time - n
-
-    def _truncate(self, time: int, envs: Array) -> None:
-        """Truncate the open episodes of `envs` [B] bool at this row."""
-        place = time % self.ring.L
-        self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
+            age, found = ends[::-1].argmax(0), ends.any(0)
+            for back in np.unique(age[found]).tolist():
+                place, its = (time - back) % self.ring.L, self.memory.own(found & (age == back))
+                self.truncated[place] |= its & self.valid[place] & ~self.terminated[place]
+            envs, time = envs & ~found, time - n
 
     def _invalidate(self, start: int, n: int) -> None:
         """Mark the rows as not valid that n time steps starting at `start` are about to overwrite."""
