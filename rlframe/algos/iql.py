@@ -20,8 +20,8 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import default_model
-from rlframe.algos.imitation import ImitationConfig
-from rlframe.algos.off_policy import FromReplay, check_feedforward, replay_of
+from rlframe.algos.imitation import Imitation, ImitationConfig
+from rlframe.algos.off_policy import check_feedforward, replay_of
 from rlframe.algos.targets import is_due, soft_update
 from rlframe.core.config import count, fraction
 from rlframe.core.errors import ConfigError
@@ -76,11 +76,10 @@ class Config(ImitationConfig):
         return IQL(agent, make_critic(*given), self.make_replay(agent, batch_spec, seed), n_steps, self)
 
 
-class IQL(FromReplay):
+class IQL(Imitation):
     """V is an expectile of Q over the data's actions, Q follows V, and the policy imitates by the advantage."""
 
-    saved = (*FromReplay.saved, "critic", "critic_optimizer", "optimizer")
-    agent: PolicyAgent
+    saved = (*Imitation.saved, "critic", "critic_optimizer")
 
     def __init__(
         self,
@@ -99,7 +98,6 @@ class IQL(FromReplay):
         self.chooses = isinstance(agent.action_space, spaces.Discrete)
         self.targets, self.online = critic.target_and_online()
         self.critic_optimizer = make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate")
-        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
         self.learn = updates_of(self._learn, self.schedules, [self.critic_optimizer, self.optimizer])
 
     def update(self) -> UpdateMetrics:
@@ -117,11 +115,6 @@ class IQL(FromReplay):
         self.critic_optimizer.minimize(critic_loss, batch)
         self.optimizer.minimize(loss, batch)
         return {**of_critics, **found}
-
-    def outputs(self, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """The policy's parameters and V(s) [n]: the arguments of `loss` before the batch."""
-        params, value, _ = self.agent(batch.inputs, ())
-        return params, value
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
         """Σ_i E[(r + γ V(s') - Q_i(s, a))²]   (eq. 6), and metrics."""
