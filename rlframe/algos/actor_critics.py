@@ -73,11 +73,6 @@ class ActorCriticConfig(OffPolicyConfig):
         if c.target_from == "truncated" and c.drop_atoms >= c.n_atoms:
             raise ConfigError(f"algo.drop_atoms={c.drop_atoms} must be below algo.n_atoms={c.n_atoms}")
 
-    @property
-    def random_until(self) -> int:
-        """The env_steps before which actions are random."""
-        return self.learning_starts if self.random_steps == AUTO else self.random_steps
-
     def ensemble(self) -> Ensemble:
         """How many critics there are, and how their values become one."""
         chosen = 0 if self.n_target_critics == self.n_critics else self.n_target_critics
@@ -155,7 +150,8 @@ class OffPolicyActorCritic(OffPolicy):
         super().explore()
         env_steps, c = self.progress.env_steps, self.config
         from_data = self.progress.updates and env_steps <= c.learning_starts  # a sampler follows, or there is none
-        self.agent.set_random(not from_data and env_steps < c.random_until)
+        random_steps = c.learning_starts if c.random_steps == AUTO else c.random_steps
+        self.agent.set_random(not from_data and env_steps < random_steps)
 
     def observe_data(self) -> None:
         if self.config.normalize_return:

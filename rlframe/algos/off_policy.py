@@ -256,10 +256,9 @@ class QLearning(OffPolicy):
 
     def finish_update(self, target: nn.Module, online: nn.Module) -> None:
         """What follows a step of the optimizer: it is counted, and the target moves if it is its turn."""
-        moves = self.moves.turn(self.config.target_interval)
-        self.progress.updates += 1
-        if moves:
+        if self.moves.turn(self.config.target_interval):
             copy_into(target, online, self.target_tau(self.progress.scheduled))
+        self.progress.updates += 1
 
     def start_exploring(self) -> None:
         super().start_exploring()

@@ -161,7 +161,9 @@ class PPO(OnPolicyEpochs):
         """One gradient step on a minibatch, unless the KL passes its target, which is the last result."""
         batch, state = inputs
         loss, rows = self.loss(*self.outputs(batch, state), batch)
-        ends = self._moved_too_far(rows, batch.valid) if self.config.target_kl != math.inf else None
+        ends = None
+        if self.config.target_kl != math.inf:  # of all ranks, which stop together
+            ends = self._mean_kl(rows.log_ratio, batch.valid) > 1.5 * self.now.target_kl
         return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
 
     def outputs(self, batch: Batch, state: Tree) -> tuple[Tensor, Tensor]:
@@ -190,10 +192,6 @@ class PPO(OnPolicyEpochs):
             log_ratio = torch.where(samples.valid, log_prob - samples.info.log_prob, 0.0)  # type: ignore[attr-defined]
             self.penalty.adapt(self._mean_kl(log_ratio, samples.valid), self.now.kl_coef_target)
         return {"kl_coef": coef}
-
-    def _moved_too_far(self, rows: RowTerms, valid: Tensor) -> Tensor:
-        """Whether the mean KL over ranks, which stop together, passes the target."""
-        return self._mean_kl(rows.log_ratio, valid) > 1.5 * self.now.target_kl
 
     def _mean_kl(self, log_ratio: Tensor, valid: Tensor) -> Tensor:
         """Over the valid rows of all ranks; log_ratio is 0 on others."""

@@ -100,16 +100,13 @@ class ExpectedValue(Value):
     def loss(
         self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
     ) -> tuple[Tensor, Tensor]:
-        q, y = values.squeeze(-1), self._target(target, return_, bootstrap, clip).expand(values.shape[:-1])
-        return td_loss(q, y, self.huber_delta)
+        y = clip_target(torch.addcmul(return_, bootstrap, target.detach().squeeze(-1)), clip)
+        return td_loss(values.squeeze(-1), y.expand(values.shape[:-1]), self.huber_delta)
 
     def loss_of_actions(
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return expected_loss(values, action, target.squeeze(-1), return_, bootstrap, self.huber_delta)
-
-    def _target(self, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any) -> Tensor:
-        return clip_target(torch.addcmul(return_, bootstrap, target.detach().squeeze(-1)), clip)
 
 
 class CategoricalValue(Value):

@@ -220,7 +220,12 @@ class Encoder(nn.Module):
         self.image_leaves = nn.ModuleList()
         self.order: list[bool] = []  # for each leaf: whether it is an image
         for _, part in action_parts(space):
-            self._add(part, config)
+            self.order.append(convolves(part, config))
+            if self.order[-1]:
+                assert isinstance(part, spaces.Box)
+                self.image_leaves.append(_convolutions(Image(part), config))
+            else:
+                self.leaves.append(Vector(part))
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
@@ -228,14 +233,6 @@ class Encoder(nn.Module):
         self.mlp = Network([size, *hidden], activation, activation, config.norm, gain=math.sqrt(2))
         self.size = self.mlp.size
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
-
-    def _add(self, space: Space, config: ModelConfig) -> None:
-        self.order.append(convolves(space, config))
-        if self.order[-1]:
-            assert isinstance(space, spaces.Box)
-            self.image_leaves.append(_convolutions(Image(space), config))
-        else:
-            self.leaves.append(Vector(space))
 
     def forward(self, observation: Tree) -> Tensor:
         features = self.features(observation)

@@ -200,15 +200,13 @@ class QNetwork(QModel):
         if self.fractions:
             x = self.fractions(features, *tau)  # [..., n_atoms, F]
             noisy = noisy.unsqueeze(-1) if isinstance(noisy, Tensor) else noisy
-        values = self._by_action(self.advantage(x, noisy))
+        values = self.advantage(x, noisy)
+        values = values.view(*values.shape[:-1], self.n_outputs, self.n_in_head)
         if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
             values = self.value(x, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
         if self.fractions:
             values = values.squeeze(-1).mT
         return self.outputs.values(values, inputs.observation), features, state
-
-    def _by_action(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.n_outputs, self.n_in_head)
 
     def resample(self, generator: torch.Generator) -> None:
         for layer in self.noisy_layers:

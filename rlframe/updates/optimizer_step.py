@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,14 +33,6 @@ def _what_is_wrong(loss: Tensor) -> str:
     if loss.dim():
         return f"a loss has shape {list(loss.shape)} and must be one number []: return a weighted mean over the rows"
     return "a loss depends on no parameter: something detached it, or was computed without gradients"
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A step whose outcome is still on its way from the GPU."""
-
-    updates: int
-    batch: Tree
 
 
 class OptimizerStep:
@@ -82,7 +73,7 @@ class OptimizerStep:
         self._max_norm = torch.full((), self.max_grad_norm.values[0], device=device)  # the same
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
         self._fetched = Fetched(self._numbers)
-        self._pending: list[_Pending] = []  # at most one
+        self._pending: list[tuple[int, Tree]] = []  # updates and batch of the step, if one's outcome is on its way
         self._is_first = True
         self._kept_rate = ""  # in place of the config's, as text; empty: that of the config
 
@@ -220,12 +211,12 @@ class OptimizerStep:
             self._judge(self._numbers, self.progress.updates, batch)
         else:
             self._fetched.start()
-            self._pending = [_Pending(self.progress.updates, batch)]
+            self._pending = [(self.progress.updates, batch)]
 
     def check(self) -> None:
         """Look at the outcome of the newest step, if that is not known yet."""
-        for step in self._pending:
-            self._judge(self._fetched.wait(), step.updates, step.batch)
+        for updates, batch in self._pending:
+            self._judge(self._fetched.wait(), updates, batch)
         self._pending = []
 
     def _judge(self, numbers: Tensor, updates: int, batch: Tree) -> None:
