@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -58,12 +58,13 @@ class Storage:
         T, (L, B) = len(valid), (self.ring.L, self.ring.B)
         if valid.shape != (T, B) or T + 2 * self.rows_before + 2 > L:
             raise ValueError(f"a batch of [T, B] = {list(valid.shape)} does not fit a replay of [L, B] = {[L, B]}")
-        inputs, action = _parts(self.example, samples.inputs), _leaves(self.example.prev_action, samples.action)
+        inputs, action = samples.inputs, _leaves(self.example.prev_action, samples.action)
+        observation = _leaves(self.example.observation, inputs.observation)
         outcome = own(samples.reward), own(samples.terminated), own(samples.truncated), own(valid)
         if not self.ring.t or samples.start != self.end:
-            self._start_anew(inputs)
+            self._start_anew(inputs, observation)
         start, first, kept = self.ring.t, own(inputs.first)[1:], outcome[-1]
-        for part, rows in zip(self._observations, inputs.observation, strict=True):
+        for part, rows in zip(self._observations, observation, strict=True):
             part.append(start, rows, valid, inputs.first)
         self._invalidate(start + 1, T)
         self.may_be_absent = samples.n_rows != T * B and _may_be_absent(valid, inputs.first)
@@ -77,7 +78,7 @@ class Storage:
             self.n_rows = min(self.n_rows + samples.n_rows, self.ring.n_slots)
         return start
 
-    def _start_anew(self, inputs: _Parts) -> None:
+    def _start_anew(self, inputs: AgentInputs, observation: list[Array]) -> None:
         """Make row `ring.t` the batch's row 0, preceded by invalid rows with what it needs of the rows before it."""
         ring, n, memory = self.ring, self.rows_before, self.memory
         time = ring.t
@@ -87,11 +88,12 @@ class Storage:
         self._invalidate(time + 1, n)
         no, reward = memory.zeros((n, ring.B), np.bool_), memory.zeros((n, ring.B), np.float32)
         action = [memory.zeros((n, *x.shape), x.dtype) for x in leaves(self.example.prev_action)]
-        for to, rows in zip([*action, reward], [*inputs.prev_action, inputs.prev_reward], strict=True):
+        before = [*_leaves(self.example.prev_action, inputs.prev_action), inputs.prev_reward]
+        for to, rows in zip([*action, reward], before, strict=True):
             to[-1:] = memory.own(rows[0])
         self._write(time, action, (reward, no, no, no))
         ring.t = time + n
-        for part, rows in zip(self._observations, inputs.observation, strict=True):
+        for part, rows in zip(self._observations, observation, strict=True):
             part.write_first(ring.t, rows[0])
         write_rows(self.first, ring.t, memory.own(inputs.first[:1]))
 
@@ -221,20 +223,6 @@ def _may_be_absent(valid: Array, first: Array) -> bool:
     if isinstance(valid, Tensor) and not valid.is_cpu:
         return True
     return bool((~as_numpy(valid) & ~as_numpy(first)[1:]).any())
-
-
-class _Parts(NamedTuple):
-    """The leaves of AgentInputs. Looping over a Struct would double the time of appending a single row."""
-
-    observation: list[Array]
-    prev_action: list[Array]
-    prev_reward: Array
-    first: Array
-
-
-def _parts(own: AgentInputs, inputs: AgentInputs) -> _Parts:
-    observation = _leaves(own.observation, inputs.observation)
-    return _Parts(observation, _leaves(own.prev_action, inputs.prev_action), inputs.prev_reward, inputs.first)
 
 
 def _leaves(own: Tree, tree: Tree) -> list[Array]:
