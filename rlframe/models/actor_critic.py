@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,14 +130,7 @@ class ActorCritic(PolicyModel):
     def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
         """As `forward`, with the features [..., F] that the policy's head maps to its parameters in second place."""
         observation = self.normalized(inputs.observation)
-        if self.critic is None:
-            features, state = self.actor(observation, inputs, state)
-            value_features = features
-        else:
-            actor_state, critic_state = state or ((), ())
-            features, actor_state = self.actor(observation, inputs, actor_state)
-            value_features, critic_state = self.critic(observation, inputs, critic_state)
-            state = (actor_state, critic_state) if state else ()
+        features, value_features, state = _through(self.actor, self.critic, observation, inputs, state)
         params = self.outputs.logits(self.policy_head(features), inputs.observation)
         return params, features, self.value_head(value_features).squeeze(-1), state
 
@@ -166,19 +160,23 @@ class ActorCritic(PolicyModel):
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
             if norm:
                 observation = norm(observation)
-            if critic is None:
-                features, state = actor(observation, inputs, state)
-                value_features = features
-            else:
-                actor_state, critic_state = state or ((), ())
-                features, actor_state = actor(observation, inputs, actor_state)
-                value_features, critic_state = critic(observation, inputs, critic_state)
-                state = (actor_state, critic_state) if state else ()
+            features, value_features, state = _through(actor, critic, observation, inputs, state)
             params, value = policy_head(features).reshape(n, -1), value_head(value_features).reshape(n)
             params = logits(params, inputs.observation) if logits else params
             return params, features.reshape(n, -1), value, numpy_inference.in_rows(state, n)
 
         return forward
+
+
+def _through(actor: Any, critic: Any, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Any, Any, Tree]:
+    """The features of policy and value and the next state, by trunks in torch or NumPy; `critic` None: the actor's."""
+    if critic is None:
+        features, state = actor(observation, inputs, state)
+        return features, features, state
+    actor_state, critic_state = state or ((), ())
+    features, actor_state = actor(observation, inputs, actor_state)
+    value_features, critic_state = critic(observation, inputs, critic_state)
+    return features, value_features, (actor_state, critic_state) if state else ()
 
 
 def _check_shared(observation_space: Space, config: ModelConfig) -> None:
