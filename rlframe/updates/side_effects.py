@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,16 +26,6 @@ _MOST_SHOWN = 1_000  # numbers of an array, of which repr shows all
 
 class SideEffect(RuntimeError):
     """What an update did in Python, and what to do."""
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """Something that Python may change: a generator, or an attribute that is plain."""
-
-    name: str
-    state: Callable[[], Any]
-    load: Callable[[Any], None]
-    is_generator: bool = True
 
 
 class Reading(TorchDispatchMode):
@@ -99,25 +88,23 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
         SideEffect: it has changed something.
     """
     owners = _owners(learn)
-    before = [(each, each.state()) for each in _watched(owners)]
-    places = [(owner, named, dict(named)) for owner in owners for named in _attributes(owner)]
+    generators = [(*each, each[1]()) for each in _generators(owners)]
+    places = [(owner, named, _kept(named)) for owner in owners for named in _attributes(owner)]
     contents = [(name, x, x.copy()) for owner in owners for name, x in _containers(owner)]
-    changed: list[_Watched] = []
+    draws: list[str] = []
     counted: list[str] = []
     replaced: list[str] = []
     try:
         yield
     finally:
-        for each, state in before:
-            if repr(each.state()) != repr(state):
-                each.load(state)
-                changed.append(each)
+        for name, state, load, before in generators:
+            if repr(state()) != repr(before):
+                load(before)
+                draws.append(name)
         for owner, named, found in places:
             numbers, tensors = _take_away(owner, named, found)
             counted, replaced = [*counted, *numbers], [*replaced, *tensors, *_put_back(owner, named, found, reading)]
         counted += [name for name, x, found in contents if _refill(x, found)]
-    draws = [each.name for each in changed if each.is_generator]
-    counted = [*(each.name for each in changed if not each.is_generator), *counted]
     for names, says in (
         (draws, "it draws from {} generator; draw with torch, or use compile=false"),
         (counted, "it changes {} in Python; keep that in a tensor, or use compile=false"),
@@ -127,8 +114,13 @@ def without_side_effects(learn: Callable[..., Any], reading: Reading) -> Iterato
             raise SideEffect(says.format(" and ".join(dict.fromkeys(names))))
 
 
+def _kept(named: dict[str, Any]) -> dict[str, Any]:
+    """Attributes as they are now; sets and small arrays, which may change in place, as copies."""
+    return {name: x.copy() if isinstance(x, set | np.ndarray) and _is_plain(x) else x for name, x in named.items()}
+
+
 def _take_away(owner: Any, named: dict[str, Any], before: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Delete new attributes that are numbers, or tensors that stand for others.
+    """Undo changes of numbers, and delete new attributes that are numbers, or tensors that stand for others.
 
     Returns the names of the numbers, and of the tensors outside of modules, which others may read.
     """
@@ -137,8 +129,13 @@ def _take_away(owner: Any, named: dict[str, Any], before: dict[str, Any]) -> tup
     tensors = [name for name, x in new.items() if isinstance(x, Tensor) and type(x) not in _REAL]
     for name in (*plain, *tensors):
         del named[name]
+    known = before if named is getattr(owner, "__dict__", None) else {}  # buffers that are None are no numbers
+    known, now = {name: x for name, x in known.items() if _is_plain(x) and name != "training"}, _kept(named)
+    changed = {name: x for name, x in known.items() if repr(now.get(name, "missing")) != repr(x)}
+    named.update(changed)
     seen = [] if isinstance(owner, nn.Module) else tensors
-    return [f"{type(owner).__name__}.{name}" for name in plain], [f"{type(owner).__name__}.{name}" for name in seen]
+    numbers, others = ([f"{type(owner).__name__}.{name}" for name in each] for each in ((*changed, *plain), seen))
+    return numbers, others
 
 
 def _put_back(owner: Any, named: dict[str, Any], before: dict[str, Any], reading: Reading) -> list[str]:
@@ -189,18 +186,15 @@ def _refill(x: Any, before: Any) -> bool:
     return True
 
 
-def _watched(owners: Sequence[Any]) -> Iterator[_Watched]:
-    yield _Watched("NumPy's", np.random.get_state, np.random.set_state)
-    yield _Watched("Python's", random.getstate, random.setstate)
+def _generators(owners: Sequence[Any]) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
+    """Whose each generator is, what reads its state, and what sets it."""
+    yield "NumPy's", np.random.get_state, np.random.set_state
+    yield "Python's", random.getstate, random.setstate
     for owner in owners:
-        for name, x in getattr(owner, "__dict__", {}).items():
+        for x in getattr(owner, "__dict__", {}).values():
             if isinstance(x, np.random.Generator):
                 bits = x.bit_generator
-                yield _Watched(
-                    f"{type(owner).__name__}'s", partial(getattr, bits, "state"), partial(setattr, bits, "state")
-                )
-            elif _is_plain(x) and name != "training":
-                yield _Watched(f"{type(owner).__name__}.{name}", *_attribute(owner, name), is_generator=False)
+                yield f"{type(owner).__name__}'s", partial(getattr, bits, "state"), partial(setattr, bits, "state")
 
 
 def _is_plain(x: Any) -> bool:
@@ -208,17 +202,6 @@ def _is_plain(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return x.size <= _MOST_SHOWN
     return all(isinstance(each, _PLAIN) for each in (x if isinstance(x, tuple) else [x]))
-
-
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """What reads and sets an attribute; a set or array is copied."""
-    attributes = vars(owner)
-
-    def state() -> Any:
-        now = attributes.get(name, "missing")
-        return now.copy() if isinstance(now, set | np.ndarray) else now
-
-    return state, partial(attributes.__setitem__, name)
 
 
 def _owners(learn: Callable[..., Any]) -> list[Any]:
