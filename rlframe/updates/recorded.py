@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -145,26 +144,10 @@ class _RecordedRanks(Ranks):
         if self.world_size > 1:
             _exchange()(list(tensors), torch.as_tensor(weight, dtype=torch.float32), False)
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise NotCompiled("it asks other ranks for more than means and sums of tensors")
 
-    def sum(self, number: int) -> int:
-        return self._refuse()
-
-    def max(self, number: int) -> int:
-        return self._refuse()
-
-    def stack(self, tensor: Any) -> Any:
-        self._refuse()
-
-    def gather(self, value: Any) -> list[Any]:
-        return self._refuse()
-
-    def scatter(self, parts: Sequence[Sequence[np.ndarray]], like: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return self._refuse()
-
-    def forward_signal(self, signum: int) -> None:
-        self._refuse()
+    sum = max = stack = gather = scatter = forward_signal = _refuse
 
 
 @cache
