@@ -182,22 +182,10 @@ def _filled(
 ) -> tuple[ReplayBuffer[Batch], Digest]:
     """A replay with all rows of a dataset, as one stream of one environment, and what identifies them.
 
-    Stacked frames are stored once each, unless an episode begins with a stack of earlier frames, as after a lost life.
-
     Raises:
         ConfigError: the dataset is damaged, empty, or has not as many steps as it claims.
-        ValueError: it does not fit into memory.
+        ValueError: it does not fit into memory.    BrokenStack: frames cannot be stored once each.
     """
-    try:
-        return _filled_as(dataset, spec, kind, transform, scale)
-    except BrokenStack:
-        whole = replace(spec, observation_space=dataset.observation_space)  # Boxes, which are not FrameStacks
-        return _filled_as(dataset, whole, kind, transform, scale)
-
-
-def _filled_as(
-    dataset: Dataset, spec: ReplaySpec[Batch], kind: type[Stored], transform: Transform, scale: float
-) -> tuple[ReplayBuffer[Batch], Digest]:
     if not dataset.n_steps:
         raise ConfigError(f"the dataset {dataset.path} has no episodes")
     fixed = spec.reader.data_T(spec.batch_spec.T)
@@ -285,7 +273,11 @@ class OfDatasets(ReplayConfig):
         scale = reward_scale(datasets, transform, self.return_range)
         for i, dataset in enumerate(datasets):
             own = replace(spec, seed=seed_int(spec.seed, Role.REPLAY, i + 1))
-            buffer, digest = _filled(dataset, own, kind, transform, scale)
+            try:
+                buffer, digest = _filled(dataset, own, kind, transform, scale)
+            except BrokenStack:  # an episode begins with a stack of earlier frames, as after a lost life
+                whole = replace(own, observation_space=dataset.observation_space)  # Boxes, which are not FrameStacks
+                buffer, digest = _filled(dataset, whole, kind, transform, scale)
             data.append(buffer)
             digests.append(digest)
         live: list[Any] = [kind(size=self.size).make(spec)] if self.is_live() else []
