@@ -92,11 +92,8 @@ class Config(ActorCriticConfig):
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed, self.make_actor)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        if not self.prioritized:
-            return n_step_replay(self, agent, batch_spec, seed)
-        unique = self.batch_size if self.unique else 0
         initial = "max" if self.initial_priority == "td" else self.initial_priority  # td: see DDPG.receive
-        return n_step_replay(self, agent, batch_spec, seed, self.alpha, unique, initial)
+        return n_step_replay(self, agent, batch_spec, seed, self.prioritized, initial)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
         return DDPG(*self.parts(agent, batch_spec, n_steps, seed))

@@ -156,10 +156,7 @@ class Config(OffPolicyConfig):
         return make_q_agent(*given, self.dueling, self.make_q_network)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
-        if not self.prioritized:
-            return n_step_replay(self, agent, batch_spec, seed)
-        unique = self.batch_size if self.unique else 0
-        return n_step_replay(self, agent, batch_spec, seed, self.alpha, unique, self.initial_priority)
+        return n_step_replay(self, agent, batch_spec, seed, self.prioritized, self.initial_priority)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
         return DQN(*self.parts(agent, batch_spec, n_steps, seed))

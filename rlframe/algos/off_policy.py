@@ -296,13 +296,14 @@ def replay_of(
 
 
 def n_step_replay(
-    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, unique: int = 0, initial: str = "max"
+    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, prioritized: bool = False, initial: str = "max"
 ) -> Replay[Transitions]:
     """Replay of config.n_step transitions, made from config.replay, on the agent's device.
 
     Args:
-        alpha, unique: see ReplaySpec.    initial: priority of new rows; td: by NStep.
+        prioritized: as config.alpha and config.unique say.    initial: priority of new rows; td: by NStep.
     """
+    alpha, unique = (config.alpha, config.batch_size * config.unique) if prioritized else (0.0, 0)
     first = math.inf if initial in ("max", "td") else float(initial)
     reader = NStep(config.discount, config.n_step, initial == "td")
     return replay_of(config, agent, batch_spec, seed, reader, alpha=alpha, unique=unique, initial_priority=first)
