@@ -42,20 +42,29 @@ class Moments(Optimizer):
     @torch.no_grad()
     def step(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
-        steps = list(self._n_steps.unbind()) if is_recording() else self._steps  # of this graph, if one is recorded
+        recorded, keep = is_recording(), 1.0 if skipped is None else 1 - skipped
+        steps = list(self._n_steps.unbind()) if recorded else self._steps  # of this graph, if one is recorded
         lists: list[list[Any]] = [self.parameters, gradients, steps, *self._moments]
         if any(gradient is None for gradient in gradients):
             lists = [[x for x, g in zip(each, gradients, strict=True) if g is not None] for each in lists]
             if not lists[0]:  # kernels take no empty lists
                 return
-            torch._foreach_add_(lists[2], 1.0 if skipped is None else [1 - skipped] * len(lists[2]))
+            torch._foreach_add_(lists[2], keep if isinstance(keep, float) else [keep] * len(lists[2]))
         else:
-            self._n_steps += 1.0 if skipped is None else 1 - skipped
-        self._move(*lists, rate=rate, skipped=skipped)
+            self._n_steps += keep
+        if recorded or not self._launch(*lists, rate=rate, skipped=skipped):
+            self._move(*lists, rate=rate, keep=keep)
+
+    def _launch(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> bool:
+        """Optional: as `_move`, by one kernel; False if there is none for this step."""
+        return False
 
     @abstractmethod
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
-        """Update parameters; `lists`: parameters, gradients, steps (this one included) and moments."""
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, keep: float | Tensor) -> None:
+        """Update parameters by the equations, without a look at any value, of which a compiler makes loops.
+
+        `lists`: parameters, gradients, steps (this one included) and moments.    keep: 0 to change nothing, else 1.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         states = [
@@ -149,15 +158,12 @@ class Adam(Moments):
         self.flushes = epsilon >= _LEAST_EPSILON
         self.decoupled, self._kernel = decoupled, adam_kernel(betas, weight_decay, decoupled)
 
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
+    def _launch(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> bool:
         parameters, gradients, steps, means, squares = lists
-        if is_recording():
-            self._move_plainly(lists, rate, 1.0 if skipped is None else 1 - skipped)
-            return
         self._kernel(parameters, gradients, means, squares, [], steps, lr=rate, eps=self.epsilon, found_inf=skipped)
+        return True
 
-    def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
-        """The equations, each tensor on its own: a compiler makes loops of them."""
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, keep: float | Tensor) -> None:
         t = torch.stack(lists[2]).clamp(min=1.0)  # 0: no step was made, and 0 / 0 times 0 is NaN
         step = held(rate * keep / (1 - self.beta1**t)).unbind()
         inverse_root = held((1 - self.beta2**t).rsqrt()).unbind()
@@ -211,26 +217,17 @@ class RAdam(Moments):
         self.config, self.flushes = config, config.epsilon >= _LEAST_EPSILON  # see Adam
         self._kernel = adam_kernel(config.betas, config.weight_decay)
 
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
-        factor = 0.0 if skipped is not None or is_recording() else self._factor_of_adam()
+    def _launch(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> bool:
+        """By Adam's kernel where all parameters have made as many steps: 40 us of ten small ones, and not 370."""
+        t = self._n_steps.numpy() if skipped is None and self._n_steps.is_cpu else np.zeros(1)
+        factor = float(self._rectified(float(t[0]))) if t[0] > 0 and t.min() == t.max() else 0.0
         if factor:
-            self._as_adam(lists, rate, factor)
-        else:
-            self._move_plainly(lists, rate, 1.0 if skipped is None else 1 - skipped)
+            parameters, gradients, steps, means, squares = lists
+            epsilon = self.config.epsilon / math.sqrt(1 - self.config.betas[1] ** float(steps[0]))
+            self._kernel(parameters, gradients, means, squares, [], steps, lr=rate * factor, eps=epsilon)
+        return factor > 0
 
-    def _factor_of_adam(self) -> float:
-        """r of this step, by which it is one of Adam; 0 if it is none, or parameters have different t."""
-        t = self._n_steps.numpy() if self._n_steps.is_cpu else np.zeros(1)
-        return float(self._rectified(float(t[0]))) if t[0] > 0 and t.min() == t.max() else 0.0
-
-    def _as_adam(self, lists: Sequence[list[Tensor]], rate: float | Tensor, factor: float) -> None:
-        """The step by Adam's kernel: of ten small parameters it takes 40 us and not 370."""
-        parameters, gradients, steps, means, squares = lists
-        epsilon = self.config.epsilon / math.sqrt(1 - self.config.betas[1] ** float(steps[0]))
-        self._kernel(parameters, gradients, means, squares, [], steps, lr=rate * factor, eps=epsilon)
-
-    def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
-        """The equations, without a look at any value."""
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, keep: float | Tensor) -> None:
         parameters, gradients, steps, means, squares = lists
         c, (beta1, beta2), t = self.config, self.config.betas, torch.stack(steps).clamp(min=1.0)  # 0: no step was made
         r, unbiased = self._rectified(t), rate * keep / (1 - beta1**t)
@@ -284,9 +281,8 @@ class RMSProp(Moments):
         super().__init__(parameters, ("square_avg", "momentum_buffer") if config.momentum else ("square_avg",))
         self.config = config
 
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
-        parameters, gradients, _, squares, *buffers = lists
-        c, keep = self.config, 1.0 if skipped is None else 1 - skipped
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, keep: float | Tensor) -> None:
+        (parameters, gradients, _, squares, *buffers), c = lists, self.config
         gradients = [kept(gradient, keep) for gradient in gradients]
         if c.weight_decay:
             gradients = list(torch._foreach_add(gradients, torch._foreach_mul(parameters, c.weight_decay * keep)))
@@ -329,11 +325,8 @@ class SGD(Moments):
         super().__init__(parameters, ("momentum_buffer",) if config.momentum else ())
         self.config = config
 
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
+    def _launch(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> bool:
         parameters, gradients, _, *buffers = lists
-        if is_recording():
-            self._move_plainly(parameters, gradients, *buffers, rate=rate, keep=1.0 if skipped is None else 1 - skipped)
-            return
         torch._fused_sgd_(
             parameters,
             gradients,
@@ -347,16 +340,10 @@ class SGD(Moments):
             is_first_step=False,  # buffers begin as zeros, which gives the same
             found_inf=skipped,
         )
+        return True
 
-    def _move_plainly(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        *buffers: list[Tensor],
-        rate: float | Tensor,
-        keep: float | Tensor,
-    ) -> None:
-        momentum = self.config.momentum
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, keep: float | Tensor) -> None:
+        (parameters, gradients, _, *buffers), momentum = lists, self.config.momentum
         for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             g = kept(gradient, keep) + self.config.weight_decay * parameter
             if buffers:

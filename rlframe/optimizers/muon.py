@@ -89,9 +89,8 @@ class Orthogonalized(Moments):
         super().__init__(parameters, ("momentum_buffer",))
         self.config = config
 
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
-        parameters, gradients, _, means = lists
-        c, keep = self.config, 1.0 if skipped is None else 1 - skipped
+    def _move(self, *lists: list[Tensor], rate: float | Tensor, keep: float | Tensor) -> None:
+        (parameters, gradients, _, means), c = lists, self.config
         gradients = [kept(gradient, keep) for gradient in gradients]
         torch._foreach_mul_(means, 1 - (1 - c.momentum) * keep)
         torch._foreach_add_(means, torch._foreach_mul(gradients, (1 - c.momentum) * keep))
