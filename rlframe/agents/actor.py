@@ -218,27 +218,27 @@ class ActorAgent(ModelAgent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        params, drawn, state = self.exploration.evaluate(self.model, inputs, noise.policy, noise.explore, state)
-        return self._act(params, drawn, inputs, noise, state, self.random, torch)
+        network, level = self.exploration.network(self.model), self.exploration.level
+        return self._act(network, inputs, state, noise, level, self.random, torch)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        random, evaluate = as_numpy(self.random), self.exploration.numpy_evaluate(self.model, n)
+        network = self.exploration.network(self.model, n)
+        level, all_random = as_numpy(self.exploration.level), as_numpy(self.random)
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            params, drawn, state = evaluate(inputs, noise.policy, noise.explore, state)  # type: ignore[misc]
-            return self._act(params, drawn, inputs, noise, state, random, np)
+            return self._act(network, inputs, state, noise, level, all_random, np)
 
-        return step if evaluate else None
+        return step if network else None
 
     def _act(
-        self, params: Any, drawn: Tree, inputs: AgentInputs, noise: ActorNoise, state: Tree, all_random: Any, xp: Any
+        self, network: Any, inputs: AgentInputs, state: Tree, noise: ActorNoise, level: Array, all_random: Any, xp: Any
     ) -> AgentStep:
-        """A step with these parameters [n, P] and the policy's noise, of arrays of `xp`, torch or numpy."""
+        """A step with what the exploration asks for of the network, of arrays of `xp`, torch or numpy."""
         policy, exploration, random = self.policy, self.exploration, noise.active * all_random
+        params, drawn, state = exploration.evaluate(network, inputs, noise.policy, noise.explore, state, level, xp)
         drawn = drawn * random if self._samples_if_random else drawn
         action = policy.sample(params, drawn, random, xp)
         if exploration.changes:
-            level = as_numpy(exploration.level) if xp is np else exploration.level
             action, state = exploration.perturb(action, inputs, noise.explore, state, level, xp)
         if policy.size:
             action = action * (1 - random) + noise.uniform * random

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -31,7 +31,6 @@ from rlframe.models import ModelConfig
 
 PACKAGE = "rlframe.exploration"
 Evaluated = tuple[Array, Tree, "ExploreState"]
-NumpyEvaluate = Callable[[AgentInputs, Tree, Tree, "ExploreState"], Evaluated]
 HIGHEST = 1e30  # of a level without a bound of its own; times any noise still finite in float32
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
 
@@ -145,19 +144,20 @@ class ActionNoise(Exploration):
         """Whether the policy's log-probability of its action is right."""
         return self.samples and not self.changes
 
-    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
+    def network(self, model: Any, n: int = 0) -> Any:
+        """What `evaluate` needs of the policy's network, in torch, or for n NumPy rows; None if it has no such form."""
+        return model.numpy_forward(n) if n else model
+
+    def evaluate(
+        self, network: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> Evaluated:
         """The policy's parameters [B, P], the noise [B, size] that it samples with or (), and the next state.
 
-        `sampled`: the noise that was drawn for the policy.
+        Args:
+            network: as of `network`.    sampled: the noise that was drawn for the policy.
+            level, xp: as of `perturb`.
         """
-        return model(inputs.observation), sampled, state
-
-    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
-        """`evaluate` for n NumPy rows, without its first argument; None if the network does not support NumPy."""
-        forward = model.numpy_forward(n)
-        if forward is None:
-            return None
-        return lambda inputs, sampled, noise, state: (forward(inputs.observation), sampled, state)
+        return network(inputs.observation), sampled, state
 
     @abstractmethod
     def perturb(
@@ -172,11 +172,9 @@ class NetworkNoise(ActionNoise, ABC):
     changes = samples = False
 
     @abstractmethod
-    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
-        pass
-
-    @abstractmethod
-    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
+    def evaluate(
+        self, network: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> Evaluated:
         pass
 
     def perturb(

@@ -27,7 +27,7 @@ from rlframe.core.field_effects import in_state
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, NumpyEvaluate, last
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.models.heads import StateDependentHead
 
 _LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
@@ -91,20 +91,14 @@ class Gsde(NetworkNoise, ABC):
     def own_state(self, n: int) -> Tree:
         return torch.zeros(n, *self.shape), torch.full((n,), math.inf)  # so that the first row draws
 
-    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
-        params, features = model.with_features(inputs.observation)
-        return params, *self.correlate(params, features, inputs, noise, state, self.level, torch)
+    def network(self, model: Any, n: int = 0) -> Any:
+        return model.numpy_with_features(n) if n else model.with_features
 
-    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
-        forward, level = model.numpy_with_features(n), as_numpy(self.level)
-        if forward is None:
-            return None
-
-        def evaluate(inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
-            params, features = forward(inputs.observation)
-            return params, *self.correlate(params, features, inputs, noise, state, level, np)
-
-        return evaluate
+    def evaluate(
+        self, network: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> Evaluated:
+        params, features = network(inputs.observation)
+        return params, *self.correlate(params, features, inputs, noise, state, level, xp)
 
     def correlate(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chz
@@ -25,7 +26,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, NumpyEvaluate, last
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.kernels.matmul import linear
 from rlframe.kernels.transfer import to_device
 from rlframe.models.network import Layers, through
@@ -150,25 +151,24 @@ class ParameterNoise(NetworkNoise):
         share = self.level_of(level, state, xp) / level[:2].max().clip(_LEAST, None)
         return (noise * (sigma * share))[:, None]
 
-    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
-        scales = self.scales(noise, state, self.level, self.sigma, torch)
-        return self._perturbed(model, inputs.observation, scales), (), state
+    def network(self, model: Any, n: int = 0) -> Any:
+        """σ, and the parameters [n, P] as a function of observations and scales [n, 1]."""
+        if not n:
+            return self.sigma, partial(self._perturbed, model)
+        features, body = model.numpy_features(n), self.perturbation.numpy_forward(model.mlp.layers)
+        if features is None:
+            return None
+        return as_numpy(self.sigma), lambda x, scales: body(features(x), in_blocks(scales, n)).reshape(n, -1)
+
+    def evaluate(
+        self, network: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> Evaluated:
+        sigma, perturbed = network
+        return perturbed(inputs.observation, self.scales(noise, state, level, sigma, xp)), (), state
 
     def _perturbed(self, model: Any, observation: Tree, scales: Tensor) -> Tensor:
         """The parameters [n, P] of rows whose linear layers are perturbed by the scales [n, 1]."""
         return self.perturbation(model.mlp.layers, model.features(observation), scales)
-
-    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
-        features, body = model.numpy_features(n), self.perturbation.numpy_forward(model.mlp.layers)
-        if features is None:
-            return None
-        level, sigma = map(as_numpy, (self.level, self.sigma))
-
-        def evaluate(inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
-            scales = in_blocks(self.scales(noise, state, level, sigma, np), n)
-            return body(features(inputs.observation), scales).reshape(n, -1), (), state
-
-        return evaluate
 
     def counters(self) -> dict[str, float]:
         return {"algo/parameter_noise": float(self.sigma)}

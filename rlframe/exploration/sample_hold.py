@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.actions import HeldNormal
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, NumpyEvaluate
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise
 from rlframe.exploration.q import Durations, HoldState
 
 
@@ -47,15 +47,9 @@ class HeldSample(NetworkNoise):
     def own_state(self, n: int) -> HoldState:
         return HoldState(torch.zeros(n, self.size), torch.zeros(n, dtype=torch.int64))
 
-    def evaluate(self, model: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState) -> Evaluated:
-        return model(inputs.observation), *self._hold(inputs, noise, state, torch)
-
-    def numpy_evaluate(self, model: Any, n: int) -> NumpyEvaluate | None:
-        forward = model.numpy_forward(n)
-        if forward is None:
-            return None
-        return lambda inputs, _, noise, state: (forward(inputs.observation), *self._hold(inputs, noise, state, np))
-
-    def _hold(self, inputs: AgentInputs, noise: HeldNormal, state: ExploreState, xp: Any) -> tuple[Array, ExploreState]:
+    def evaluate(
+        self, network: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> Evaluated:
         held, left = noise.held_from(state.own, inputs, xp)
-        return held * (noise.duration[:, None] > 0), ExploreState(state.env, HoldState(held, left))
+        drawn = held * (noise.duration[:, None] > 0)
+        return network(inputs.observation), drawn, ExploreState(state.env, HoldState(held, left))
