@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
@@ -27,18 +26,23 @@ _MAX_WORDS = 200
 _FORM = "compare metrics with numbers, such as 'eval/return_mean >= 475 and env_steps > 5e4', with and, or, not, ( )"
 _OPEN_GROUPS = ("env", "eval", "algo")  # parts of the user's own add to them
 
-Truth = bool | None  # None: not known, because a metric is missing or NaN
-_NOT: Mapping[Truth, Truth] = {True: False, False: True, None: None}
-_Needs = Callable[[Container[str]], bool]  # whether one of these metrics must be known
-
 
 @dataclass(frozen=True)
-class _Node:
-    """A condition, and what it needs to hold and to fail."""
+class _Comparison:
+    """A comparison of metrics, by their names, and numbers."""
 
-    truth: Callable[[Mapping[str, float]], Truth]
-    to_hold: _Needs
-    to_fail: _Needs
+    left: str | float
+    compare: Callable[[float, float], bool]
+    right: str | float
+    wanted: bool  # False after a `not`: it holds if they do not compare so
+
+    def holds(self, metrics: Mapping[str, float]) -> bool:
+        """False too, whatever is wanted, if a metric is missing or NaN."""
+        one, other = (metrics.get(x, math.nan) if isinstance(x, str) else x for x in (self.left, self.right))
+        return not (math.isnan(one) or math.isnan(other)) and self.compare(one, other) == self.wanted
+
+
+_Condition = Callable[[Callable[[_Comparison], bool]], bool]  # whether it holds, by whether each comparison does
 
 
 class StopRule:
@@ -56,14 +60,14 @@ class StopRule:
         self._words = [*reversed(_WORD.findall(text.strip())[: _MAX_WORDS + 1])]
         if len(self._words) > _MAX_WORDS:
             raise self._error(f"is longer than {_MAX_WORDS} words")
-        self._tree = self._any()
+        self._condition = self._any(True)
         if self._words:
             raise self._error(f"has {self._words[-1]!r} where and, or, or its end should be")
         if not self.names:
             raise self._error("names no metric")
 
     def __call__(self, metrics: Mapping[str, float]) -> bool:
-        return self._tree.truth(metrics) is True
+        return self._condition(lambda comparison: comparison.holds(metrics))
 
     def missing(self, metrics: Mapping[str, float]) -> list[str]:
         """The metrics that it names and that are not there."""
@@ -73,7 +77,8 @@ class StopRule:
         """A metric of rlframe's in these groups without one of which it cannot hold; empty if it can."""
         inside = [name for name in self.names if name.partition("/")[0] in groups]
         known = [name for name in inside if without_learner(name) in METRICS]
-        return known[0] if self._tree.to_hold(known) else ""
+        can_hold = self._condition(lambda each: each.left not in known and each.right not in known)
+        return "" if can_hold else known[0]
 
     def _error(self, problem: str) -> ConfigError:
         return ConfigError(f"stop={self.text[:200]!r} {problem}; {_FORM}")
@@ -82,48 +87,31 @@ class StopRule:
         """Take the next word if it is one of these; else empty."""
         return self._words.pop() if self._words and self._words[-1] in expected else ""
 
-    def _any(self) -> _Node:
-        parts = [self._all()]
+    def _any(self, wanted: bool) -> _Condition:
+        parts = [self._all(wanted)]
         while self._next("or"):
-            parts.append(self._all())
-        return _Node(
-            lambda metrics: _either([part.truth(metrics) for part in parts], True),
-            lambda names: all(part.to_hold(names) for part in parts),
-            lambda names: any(part.to_fail(names) for part in parts),
-        )
+            parts.append(self._all(wanted))
+        return _joined(parts, any if wanted else all)
 
-    def _all(self) -> _Node:
-        parts = [self._one()]
+    def _all(self, wanted: bool) -> _Condition:
+        parts = [self._one(wanted)]
         while self._next("and"):
-            parts.append(self._one())
-        return _Node(
-            lambda metrics: _either([part.truth(metrics) for part in parts], False),
-            lambda names: any(part.to_hold(names) for part in parts),
-            lambda names: all(part.to_fail(names) for part in parts),
-        )
+            parts.append(self._one(wanted))
+        return _joined(parts, all if wanted else any)
 
-    def _one(self) -> _Node:
+    def _one(self, wanted: bool) -> _Condition:
         if self._next("not"):
-            part = self._one()
-            return _Node(lambda metrics: _NOT[part.truth(metrics)], part.to_fail, part.to_hold)
+            return self._one(not wanted)
         if self._next("("):
-            inside = self._any()
+            inside = self._any(wanted)
             if not self._next(")"):
                 raise self._error("lacks a )")
             return inside
         left, symbol = self._value(), self._next(*_COMPARE)
         if not symbol:
             raise self._error("lacks a comparison: >, >=, <, <=, == or !=")
-        right, compare = self._value(), _COMPARE[symbol]
-
-        def truth(metrics: Mapping[str, float]) -> Truth:
-            one, other = (metrics.get(x, math.nan) if isinstance(x, str) else x for x in (left, right))
-            return None if math.isnan(one) or math.isnan(other) else compare(one, other)
-
-        def needs(names: Container[str]) -> bool:
-            return any(isinstance(x, str) and x in names for x in (left, right))
-
-        return _Node(truth, needs, needs)
+        comparison = _Comparison(left, _COMPARE[symbol], self._value(), wanted)
+        return lambda holds: holds(comparison)
 
     def _value(self) -> str | float:
         """The name of a metric, or a number."""
@@ -141,6 +129,10 @@ class StopRule:
         return number
 
 
+def _joined(parts: Sequence[_Condition], join: Callable[[Iterable[bool]], bool]) -> _Condition:
+    return lambda holds: join(part(holds) for part in parts)
+
+
 def check_metric(name: str, setting: str) -> None:
     """Raise ConfigError, which begins with the setting, for a name that no run logs, or that is a slip of the pen."""
     group = name.partition("/")[0]
@@ -154,10 +146,3 @@ def _is_slip(name: str, known: str) -> bool:
     """Whether a name has the letters of another in another order, or lacks one of them."""
     lacks_one = len(name) + 1 == len(known) and any(name == known[:i] + known[i + 1 :] for i in range(len(known)))
     return sorted(name) == sorted(known) or lacks_one
-
-
-def _either(found: list[Any], decides: bool) -> Truth:
-    """`decides` if one of them is that; else None if one is None; else not `decides`."""
-    if decides in found:
-        return decides
-    return None if None in found else not decides
