@@ -6,8 +6,7 @@ A runner collects batches from a sampler, lets the algorithm learn from them, an
 from __future__ import annotations
 
 import logging
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
@@ -15,24 +14,22 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from rlframe.agents import Agent
-from rlframe.algos import Algorithm
 from rlframe.core.arguments import checked
 from rlframe.core.errors import Interrupted, SnapshotError, one_line, refused
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples, Trajectory
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
-from rlframe.evaluation.report import RETURN_MEAN
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import current_run
-from rlframe.record.metrics import collect_in, step_of
+from rlframe.record.metrics import collect_in
 from rlframe.rewards.normalize import check_rewards
-from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
+from rlframe.runners.callbacks import Callback, Callbacks, Clock
+from rlframe.runners.config import NO_AFFINITY, RunnerConfig, config_of
 from rlframe.runners.described import DescribedBatches
 from rlframe.runners.learner import Diverged, Learner, Learners, NothingLearned, Standstill, skip_update
 from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
+    Reporting,
     TrainingLog,
     describe_resumed,
     describe_saved,
@@ -56,14 +53,12 @@ _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason
 _logger = logging.getLogger("rlframe")
 
 
-class Runner(ABC):
+class Runner(Reporting):
     """Drives a sampler and learners, and reports to the current run (see record.logger_context).
 
     However training ends (complete, stopped, an error in an environment), a snapshot is written first. With several
     ranks, an error or death of one ends all of them, and the last snapshot remains.
     """
-
-    clock = Clock.ENV_STEPS
 
     @checked
     def __init__(
@@ -107,7 +102,7 @@ class Runner(ABC):
         apply_affinity(affinity)
         self.adapt_threads: Callable[[], None] = do_nothing
 
-    def prepare(self) -> None:  # noqa: B027
+    def prepare(self) -> None:
         """Optional: check that sampler and learners fit this runner, and make what it needs besides."""
 
     def __enter__(self) -> Self:
@@ -120,46 +115,6 @@ class Runner(ABC):
         self.sampler.close()
         if self.evaluator is not None:
             self.evaluator.close()
-
-    @property
-    def learner(self) -> Learner:
-        """The only learner. Raises ConfigError if there are several."""
-        return self.learners.only
-
-    @property
-    def agent(self) -> Agent:
-        """That of the only learner."""
-        return self.learner.agent
-
-    @property
-    def algo(self) -> Algorithm:
-        """That of the only learner."""
-        return self.learner.algo
-
-    @property
-    def env_steps(self) -> int:
-        """Valid rows trained on, over all ranks; of several learners, those of the one that has most."""
-        return self.learners.env_steps
-
-    @property
-    def updates(self) -> int:
-        """Gradient steps; of several learners, those of the one that has most."""
-        return self.learners.updates
-
-    @property
-    def now(self) -> int:
-        """The runner's clock, over all ranks."""
-        return self.env_steps if self.clock is Clock.ENV_STEPS else self.updates
-
-    @property
-    def step(self) -> int:
-        """Where rows and snapshots stand: see `step_of`."""
-        return step_of({"env_steps": self.env_steps, "updates": self.updates})
-
-    @property
-    def return_metric(self) -> str:
-        """The metric that target_return and snapshot_mode=best compare."""
-        return RETURN_MEAN if self.evaluator is not None else "episode/return_mean"
 
     def train(self) -> dict[str, float]:
         """Train to `n_steps`, to a limit, or until stopped; returns the last row of the log, also of an ended run.
@@ -292,18 +247,6 @@ class Runner(ABC):
             current_run().progress(self.now, self.n_steps, self.clock.value)
         return finished
 
-    @property
-    def end_reason(self) -> str:
-        """Why the training is complete; empty if it is not."""
-        found, wanted = self.log.latest.get(self.return_metric, math.nan), self.options.target_return
-        if found >= wanted - 1e-6 * abs(wanted):  # rewards are float32
-            return f"{self.return_metric} {found:g} is at least runner.target_return={wanted:g}"
-        if self.log.rule_holds:
-            return f"stop={self.log.stop!r} holds"
-        if self.now >= self.n_steps:
-            return f"it has {self.now:,} of {self.n_steps:,} {self.clock.value}"
-        return ""
-
     def report_due(self) -> bool:
         """Whether an interval of log or evaluation has passed since the last row, or the end lacks one or the other."""
         last, now = self.log.last, self.now
@@ -331,17 +274,6 @@ class Runner(ABC):
         _logger.info(f"stopped {reason} {where}")
         return "stopped", reason
 
-    def evaluate(self) -> dict[str, float]:
-        """The metrics of an evaluation with the current parameters; empty without an evaluator."""
-        if self.evaluator is None:
-            return {}
-        self.evaluator.film_in(current_run().film_folder)
-        return self.evaluator.evaluate(self.step, self.stop.__bool__)
-
-    def counters(self) -> dict[str, float]:
-        """Metrics of this runner since the last call."""
-        return {}
-
     def report(self) -> dict[str, float]:
         """Evaluate, log a row, and write a snapshot if the run's snapshot mode wants one; returns the row.
 
@@ -354,10 +286,6 @@ class Runner(ABC):
         self.check_parameters()
         self.described.end_interval()
         return report(self)
-
-    def check_parameters(self, cause: BaseException | None = None) -> None:
-        """Raise Diverged if a parameter is NaN or Inf."""
-        self.learners.check_parameters(f"{self.clock.value} {self.now:,}", cause)
 
     def state_dict(self) -> dict[str, Any]:
         """The complete training state, for `load_state_dict`."""

@@ -6,11 +6,13 @@ On the command line: `callbacks=[module:Class,./file.py:Class]`. In a script: `M
 from __future__ import annotations
 
 import logging
+from abc import ABC
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +26,7 @@ from rlframe.core.names import find_attribute, find_maker, made_by
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record import metrics
 from rlframe.record.metrics import check_own_name
-from rlframe.runners.learner import Learners
+from rlframe.runners.learner import Learner, Learners
 from rlframe.samplers import Source
 
 _NAME = "rlframe.runners.Callback"
@@ -35,33 +37,51 @@ _COMPARED = (Real, list, dict, set, deque, np.ndarray)
 _logger = logging.getLogger("rlframe")
 
 
-class Training(Protocol):
-    """A runner as callbacks see it."""
+class Clock(Enum):
+    """What a runner counts n_steps and log_interval_steps in."""
 
+    ENV_STEPS = "env_steps"  # runners that step environments
+    UPDATES = "updates"  # runners that learn from data alone
+
+
+class Training(ABC):
+    """What a runner trains, as callbacks see it."""
+
+    clock = Clock.ENV_STEPS
     sampler: Source
     learners: Learners
     callbacks: Callbacks
     n_steps: int
 
     @property
+    def learner(self) -> Learner:
+        """The only learner. Raises ConfigError if there are several."""
+        return self.learners.only
+
+    @property
     def agent(self) -> Agent:
         """That of the only learner."""
+        return self.learner.agent
 
     @property
     def algo(self) -> Algorithm:
         """That of the only learner."""
+        return self.learner.algo
 
     @property
     def env_steps(self) -> int:
-        """Valid rows trained on, over all ranks."""
+        """Valid rows trained on, over all ranks; of several learners, those of the one that has most."""
+        return self.learners.env_steps
 
     @property
     def updates(self) -> int:
-        """Gradient steps."""
+        """Gradient steps; of several learners, those of the one that has most."""
+        return self.learners.updates
 
     @property
     def now(self) -> int:
-        """The runner's clock, env_steps or updates, over all ranks."""
+        """The runner's clock, over all ranks."""
+        return self.env_steps if self.clock is Clock.ENV_STEPS else self.updates
 
 
 class Callback:

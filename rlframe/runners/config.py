@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -25,13 +24,6 @@ from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import TIMEOUT_S
 
 NO_AFFINITY: Mapping[str, Any] = MappingProxyType({})
-
-
-class Clock(Enum):
-    """What a runner counts n_steps and log_interval_steps in."""
-
-    ENV_STEPS = "env_steps"  # runners that step environments
-    UPDATES = "updates"  # runners that learn from data alone
 
 
 @chz.chz

@@ -16,8 +16,8 @@ from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.rewards.base import UnchangedRewards
 from rlframe.runners.base import Runner
-from rlframe.runners.callbacks import Callback
-from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig
+from rlframe.runners.callbacks import Callback, Clock
+from rlframe.runners.config import NO_AFFINITY, RunnerConfig
 from rlframe.runners.learner import Learner
 from rlframe.samplers import Source
 from rlframe.samplers.no_sampler import NoSamplerConfig, NoSource

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,14 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import PartError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.types import Trajectory
-from rlframe.evaluation.evaluator import Result
+from rlframe.evaluation.evaluator import BaseEvaluator, Result
 from rlframe.evaluation.report import RETURN_MEAN, diagnostic_means, metric_of, summarize
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import Metrics, Timers, current_run
-from rlframe.record.metrics import over_ranks
+from rlframe.record.metrics import over_ranks, step_of
 from rlframe.record.rank_state import RankEntry, env_steps_of, write_rank_state
 from rlframe.runners.callbacks import Training
-from rlframe.runners.config import Clock
+from rlframe.runners.config import RunnerConfig
 from rlframe.runners.stop_rule import StopRule
 from rlframe.system.machine import Usage
 from rlframe.system.signals import StopRequest
@@ -184,38 +185,56 @@ def load_torch_rng(states: Mapping[str, Tensor], agent: Agent) -> None:
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)
 
 
-class Reporting(Training, Protocol):
-    """A runner as its reports see it."""
+class Reporting(Training):
+    """What a runner reports, besides what it trains."""
 
-    log: TrainingLog
+    options: RunnerConfig
+    evaluator: BaseEvaluator | None
     evaluations: EvaluationSchedule
+    log: TrainingLog
     ranks: Ranks
-    clock: Clock
     stop: StopRequest
 
     @property
     def step(self) -> int:
-        """Where rows and snapshots stand."""
-
-    @property
-    def end_reason(self) -> str:
-        """Why the training is at its end; empty: it is not."""
+        """Where rows and snapshots stand: see `step_of`."""
+        return step_of({"env_steps": self.env_steps, "updates": self.updates})
 
     @property
     def return_metric(self) -> str:
-        """The metric that decides which snapshot is best."""
+        """The metric that target_return and snapshot_mode=best compare."""
+        return RETURN_MEAN if self.evaluator is not None else "episode/return_mean"
+
+    @property
+    def end_reason(self) -> str:
+        """Why the training is complete; empty if it is not."""
+        found, wanted = self.log.latest.get(self.return_metric, math.nan), self.options.target_return
+        if found >= wanted - 1e-6 * abs(wanted):  # rewards are float32
+            return f"{self.return_metric} {found:g} is at least runner.target_return={wanted:g}"
+        if self.log.rule_holds:
+            return f"stop={self.log.stop!r} holds"
+        if self.now >= self.n_steps:
+            return f"it has {self.now:,} of {self.n_steps:,} {self.clock.value}"
+        return ""
 
     def evaluate(self) -> dict[str, float]:
-        """The metrics of an evaluation now."""
+        """The metrics of an evaluation with the current parameters; empty without an evaluator."""
+        if self.evaluator is None:
+            return {}
+        self.evaluator.film_in(current_run().film_folder)
+        return self.evaluator.evaluate(self.step, self.stop.__bool__)
 
     def counters(self) -> dict[str, float]:
-        """Metrics of the runner."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The complete state."""
+        """Metrics of this runner since the last call."""
+        return {}
 
     def check_parameters(self, cause: BaseException | None = None) -> None:
-        """Raise Diverged if one is NaN or Inf."""
+        """Raise Diverged if a parameter is NaN or Inf."""
+        self.learners.check_parameters(f"{self.clock.value} {self.now:,}", cause)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The complete training state, for `load_state_dict`."""
 
 
 def report(runner: Reporting) -> dict[str, float]:
