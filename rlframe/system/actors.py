@@ -9,7 +9,7 @@ from typing import Any
 
 from rlframe.core.errors import ReadableError
 from rlframe.system.cluster import imported
-from rlframe.system.service import RestartBudget, WorkersFailed
+from rlframe.system.service import RestartBudget
 
 CALL_S = 600.0  # to make environments, a sampler or a replay
 
@@ -49,9 +49,7 @@ class Actors(ABC):
             self.ray.kill(self.actors[i])
         self.early[i] += 1
         what = f"actor {i} of {self._part}: {type(error).__name__}"
-        if reason := self.restarts.record_death(self.early[i]):
-            raise WorkersFailed(f"{what}; {reason}") from error
-        self.restarts.back_off(self.early[i])
+        self.restarts.record_death(what, self.early[i])
         _log.warning(f"{what}; {self._renewal} (restart {self.restarts.n})")
         self.actors[i] = self.launch(i)
 

@@ -54,21 +54,22 @@ class RestartBudget:
         self._max_restarts, self._field, self._processes, self._unit = max_restarts, field, processes, unit
         self._recent: deque[float] = deque()  # times of the deaths within the window
 
-    def record_death(self, n_early: int) -> str:
-        """Count a death, the `n_early`th in a row before any work; returns the reason not to restart, or ""."""
+    def record_death(self, what: str, n_early: int) -> None:
+        """Count a death, the `n_early`th in a row before any work; waits before the second of those, and longer later.
+
+        Raises:
+            WorkersFailed: too many have died; its message begins with `what`.
+        """
         self.n += 1
         now = time.monotonic()
         self._recent.append(now)
         while self._recent[0] < now - _WINDOW_S:
             self._recent.popleft()
         if n_early >= _MAX_EARLY_DEATHS:
-            return f"it died {n_early} times in a row without finishing {self._unit}"
-        if len(self._recent) > self._max_restarts:
-            n, limit = len(self._recent), f"{self._field}={self._max_restarts}"
-            return f"that makes {n} deaths of {self._processes} within an hour, more than {limit}"
-        return ""
-
-    def back_off(self, n_early: int) -> None:
+            raise WorkersFailed(f"{what}; it died {n_early} times in a row without finishing {self._unit}")
+        if (n := len(self._recent)) > self._max_restarts:
+            deaths, limit = f"{n} deaths of {self._processes}", f"{self._field}={self._max_restarts}"
+            raise WorkersFailed(f"{what}; that makes {deaths} within an hour, more than {limit}")
         if n_early > 1:
             time.sleep(_BACK_OFF_S * 2.0 ** (n_early - 2))
 
@@ -127,7 +128,5 @@ class Service(ABC):
         if isinstance(death, ChildHung):
             what += f"\n{self._remedy}"
         self.child.close(0.0)
-        if reason := self.restarts.record_death(self.deaths_in_a_row):
-            raise WorkersFailed(f"{what}; {reason}")
-        self.restarts.back_off(self.deaths_in_a_row)
+        self.restarts.record_death(what, self.deaths_in_a_row)
         _log.warning(f"{what}; {self.renew()} (restart {self.restarts.n})")
