@@ -222,9 +222,8 @@ class BackgroundSampler(SourceAhead):
 
     def collect(self) -> Samples:
         """The next batch, valid until the next `wait` or `collect`."""
+        self.start()
         while True:
-            while not self.wait():
-                pass
             try:
                 index = self.ring.get(self._timeout_s)
                 slot: BatchSlot = self.ring.slots[index]
