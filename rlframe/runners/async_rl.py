@@ -11,7 +11,6 @@ import chz
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, option, positive
 from rlframe.core.errors import ConfigError
-from rlframe.core.ranks import current_ranks
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import choose_device
 from rlframe.runners.base import Runner
@@ -159,8 +158,7 @@ class AsyncRlConfig(RunnerConfig):
         """The processes that sample, unless this sampler collects ahead by itself."""
         if sampler.collects_ahead:
             return super().make_envs(sampler, env, seed, affinity)
-        ranks, threads = current_ranks(), max(1, affinity.sampler_threads)
-        where = affinity.sampler, affinity.workers, threads, self.supervision(), (ranks.rank, ranks.n_samplers)
+        where = affinity.sampler, affinity.workers, max(1, affinity.sampler_threads), self.supervision()
         if self.n_samplers > 1:
             return CollectorProcesses(sampler, env, seed, self.n_samplers, *where)
         return BackgroundProcess(sampler, env, seed, *where)

@@ -69,7 +69,7 @@ class BackgroundProcess(Service):
         worker_cpus: Sequence[Sequence[int]] = (),
         n_threads: int = 1,
         supervision: Supervision | None = None,
-        place: tuple[int, int] = (0, 1),
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         """Start the process and wait for its environments.
 
@@ -77,7 +77,7 @@ class BackgroundProcess(Service):
             config: of the sampler; its `make_envs` and `make_sampler` are called in the process.
             cpus, worker_cpus: for the process, and for each of its workers; empty: not pinned.
             n_threads: torch threads for acting on images; otherwise one is used.
-            place: its number among the processes that sample for one learner, and how many there are.
+            part: its number among the processes that sample for this one, and how many there are.
         Raises:
             ConfigError: invalid arguments.    EnvError: an environment could not be made.
             WorkersFailed: too many processes died.
@@ -90,8 +90,9 @@ class BackgroundProcess(Service):
                 f"otherwise the sampler's process is killed as hung while it waits for one of its workers"
             )
         self.config, self.seed, self.cpus = config, seed, tuple(cpus)
-        self.env = replace(env, rank=current_ranks().rank)
-        self.worker_cpus, self.n_threads, self.place = [tuple(each) for each in worker_cpus], n_threads, place
+        ranks, (i, n) = current_ranks(), part
+        self.env, self.place = replace(env, rank=ranks.rank), (n * ranks.rank + i, n * ranks.n_samplers)
+        self.worker_cpus, self.n_threads = [tuple(each) for each in worker_cpus], n_threads
         most = self.supervision.max_restarts
         super().__init__(
             self.supervision.name,

@@ -38,7 +38,6 @@ class CollectorProcesses:
         worker_cpus: Sequence[Sequence[int]] = (),
         n_threads: int = 1,
         supervision: Supervision | None = None,
-        place: tuple[int, int] = (0, 1),
     ) -> None:
         """Start them one after the other; arguments as of BackgroundProcess, for all together.
 
@@ -55,8 +54,7 @@ class CollectorProcesses:
                 own = replace(watched, name=f"{watched.name} {i}")
                 where = cpus[i * len(cpus) // n : (i + 1) * len(cpus) // n] if len(cpus) >= n else cpus
                 of_workers = worker_cpus[i * w : (i + 1) * w]
-                number = n * place[0] + i, n * place[1]
-                made = BackgroundProcess(part, env, seed, where, of_workers, max(1, n_threads // n), own, number)
+                made = BackgroundProcess(part, env, seed, where, of_workers, max(1, n_threads // n), own, (i, n))
                 opened.callback(made.close)
                 self.processes.append(made)
             opened.pop_all()

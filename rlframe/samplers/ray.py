@@ -119,8 +119,7 @@ class Config(SamplerConfig):
         return chz.replace(inner, **{name: getattr(mine, name) for name in chz.chz_fields(SamplerConfig)})
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> RayActors:
-        ranks = current_ranks()
-        return RayActors(self, self.adapted(env), seed, (ranks.rank, ranks.n_samplers))
+        return RayActors(self, self.adapted(env), seed)
 
     def make_sampler(self, envs: RayActors, agent: Agent, seed: int) -> RaySampler:
         return RaySampler(envs, agent)
@@ -132,18 +131,16 @@ class Config(SamplerConfig):
 class RayActors(Actors):
     """Actors with samplers, their parameters, one object for each version, and what came with their batches."""
 
-    def __init__(self, config: Config, env: EnvConfig, seed: int, place: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, config: Config, env: EnvConfig, seed: int) -> None:
         """Start them and wait for their environments.
 
-        Args:
-            place: this process's number among those that have actors, and how many there are.
         Raises:
             ConfigError: Ray is missing or not connected, or the cluster is too small.    EnvError: as `make_envs`.
         """
         budget = RestartBudget(config.max_restarts, "sampler.max_restarts", "actors", "a single batch")
         super().__init__("sampler=ray", budget, "restarted with fresh seeds")
-        self.config, self.env, self.seed = config, replace(env, rank=current_ranks().rank), seed
-        self._place, self._part_of_each = place, config.part_of()
+        self._ranks, self._part_of_each = current_ranks(), config.part_of()
+        self.config, self.env, self.seed = config, replace(env, rank=self._ranks.rank), seed
         check_room(config.n_samplers, config.cpus, f"sampler.n_samplers={config.n_samplers}")
         self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(SamplerActor)
         self._agent: list[Any] = []  # a reference to it, once there is one
@@ -160,9 +157,10 @@ class RayActors(Actors):
         self.observation_space, self.action_space, self.backend = found[0]
 
     def launch(self, i: int) -> Any:
-        (rank, n), k = self._place, self.config.n_samplers
+        ranks, n = self._ranks, self.config.n_samplers
+        place = n * ranks.rank + i, n * ranks.n_samplers
         seed = seed_int(self.seed, Role.RESTART, self.restarts.n) if self.restarts.n else self.seed
-        actor = self._made.remote((rank * k + i, n * k), self._part_of_each, self.env, seed, env_vars_of_worker())
+        actor = self._made.remote(place, self._part_of_each, self.env, seed, env_vars_of_worker())
         for agent in self._agent:
             actor.start.remote(agent)
         return actor

@@ -16,6 +16,7 @@ import torch
 
 from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError, Stopped
+from rlframe.core.ranks import SamplerRank, use_ranks
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, background, cpu, gpu, serial
 from rlframe.system.service import Supervision, WorkersFailed
@@ -82,6 +83,16 @@ def test_the_first_batches_are_those_of_the_same_sampler_in_this_process(kind: s
     assert trajectories == here.trajectories() != []
     assert len(state["noise"]) == 4
     envs.close()
+
+
+def test_the_process_of_another_rank_has_the_environments_after_those_of_the_first() -> None:
+    with use_ranks(SamplerRank(1, 2)):
+        with remote() as (sampler, agent):
+            batch = copied(sampler.collect())
+        config = CONFIGS["serial"]
+        envs = config.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
+        assert_equal(batch, copied(config.make_sampler(envs, agent, 3).collect()))
+        envs.close()
 
 
 @pytest.mark.parametrize(("n_slots", "most"), [(1, 0), (2, 2)])
