@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -41,7 +40,6 @@ _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
 _log = logging.getLogger("rlframe")
-_children: ContextVar[Sequence[ChildProcess]] = ContextVar("rlframe_children")  # other ranks that are our children
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class RankInfo:
     local_world_size: int = 1
     folder: str = ""  # private to the ranks that rank 0 has started; empty: see MASTER_ADDR and MASTER_PORT
     memory: Sequence[RankMemory] = field(default=(), repr=False)  # of those ranks
+    children: Sequence[ChildProcess] = field(default=(), repr=False)  # those that this process has started
     n_samplers: int = 0  # ranks with environments (see Ranks); 0: all
     job: str = ""  # torchrun's id of the job, equal after its restarts
     max_restarts: int = 0  # of torchrun
@@ -115,7 +114,8 @@ def _connect(info: RankInfo, timeout_s: float, on_gpus: bool) -> Ranks:
             if on_gpus:
                 init("nccl", store=FileStore(f"{info.folder}/store", info.world_size))
             place, n_samplers = (info.rank, info.world_size), info.n_samplers or info.world_size
-            shared = SharedRanks(*place, info.memory[0], timeout_s, _check_children, _child_pids, n_samplers, on_gpus)
+            check, pids = partial(_check, info.children), [child.pid for child in info.children]
+            shared = SharedRanks(*place, info.memory[0], timeout_s, check, pids, n_samplers, on_gpus)
             shared.sum(0)  # all are here
             return shared
         store = _meet(info, _store(timeout), timeout_s)
@@ -126,10 +126,6 @@ def _connect(info: RankInfo, timeout_s: float, on_gpus: bool) -> Ranks:
             why = f"port {os.environ['MASTER_PORT']} is taken (MASTER_PORT), perhaps by another run; choose a free one"
         raise RankLost(f"rank {info.rank} could not connect to the other ranks: {why}") from error
     return TorchRanks(info.rank, info.world_size, timeout_s, on_gpus)
-
-
-def _child_pids() -> list[int]:
-    return [child.pid for child in _children.get(())]
 
 
 def _store(timeout: timedelta) -> TCPStore:
@@ -183,7 +179,6 @@ def launch_ranks(work: Callable[[RankInfo], _T], world_size: int, n_samplers: in
         return work(info)
     children: list[ChildProcess] = []
     memory = RankMemory.make(world_size)
-    token = _children.set(children)
     with tempfile.TemporaryDirectory(prefix="rlframe-ranks-") as folder:  # only its owner can enter
         infos = [
             RankInfo(rank, world_size, rank, world_size, folder, n_samplers=n_samplers) for rank in range(world_size)
@@ -195,13 +190,12 @@ def launch_ranks(work: Callable[[RankInfo], _T], world_size: int, n_samplers: in
             for child in children:
                 child.receive(_START_S)
             with _watch(children):
-                result = work(replace(infos[0], memory=[memory]))
+                result = work(replace(infos[0], memory=[memory], children=children))
             _end(children, _END_S)
             return result
         except ChildDied as death:
             raise RankLost(f"a rank failed to start: it {death}") from None
         finally:
-            _children.reset(token)
             _end(children, 0.0)
             memory.close()
 
@@ -222,9 +216,9 @@ def _end(children: Sequence[ChildProcess], grace_s: float) -> None:
         child.close(max(0.0, deadline - time.monotonic()))
 
 
-def _check_children() -> None:
+def _check(children: Sequence[ChildProcess]) -> None:
     """Raise the exception of a rank that is our child and has failed, or RankLost if it has died."""
-    for child in _children.get(()):
+    for child in children:
         try:
             child.check(0.0, float("inf"))
         except ChildDied as death:

@@ -62,7 +62,7 @@ class SharedRanks(ExchangingRanks):
         memory: RankMemory,
         timeout_s: float,
         check: Callable[[], None],
-        children: Callable[[], Sequence[int]],
+        children: Sequence[int],
         n_samplers: int,
         on_gpus: bool = False,
     ) -> None:
@@ -191,6 +191,6 @@ class SharedRanks(ExchangingRanks):
                 raise RankLost(f"rank {rank} did not come within {limit}; rank {self.rank} cannot continue")
 
     def forward_signal(self, signum: int) -> None:
-        for pid in self._children():
+        for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)

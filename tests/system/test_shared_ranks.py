@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,7 @@ def nothing() -> None:
 def on_each(world_size: int, work: Callable[[SharedRanks], Any], timeout_s: float = 60.0) -> list[Any]:
     """The results of `work` on ranks that are threads here."""
     memory = RankMemory.make(world_size)
-    ranks = [SharedRanks(i, world_size, memory, timeout_s, nothing, list, world_size) for i in range(world_size)]
+    ranks = [SharedRanks(i, world_size, memory, timeout_s, nothing, (), world_size) for i in range(world_size)]
     with ThreadPoolExecutor(world_size) as threads:
         found = list(threads.map(work, ranks))
     memory.close()
@@ -90,12 +90,9 @@ def test_a_failure_of_another_rank_ends_the_wait_within_a_second(monkeypatch: py
         if len(asked) == 2:
             raise RankLost("rank 1 was killed")
 
-    def children() -> Sequence[int]:
-        return []
-
     assert shared_ranks._CHECK_S < 1
     monkeypatch.setattr(shared_ranks, "_CHECK_S", 0.05)
     memory = RankMemory.make(2)
     with pytest.raises(RankLost, match="rank 1 was killed"):
-        SharedRanks(0, 2, memory, 60.0, check, children, 2).sum(1)
+        SharedRanks(0, 2, memory, 60.0, check, (), 2).sum(1)
     memory.close()
