@@ -51,7 +51,6 @@ class EpisodeTracker:
         self.finished: list[Trajectory] = []
         self.statistics: list[list[EpisodeStatistic]] = [[] for _ in range(n)]  # of each environment
         self._discount, self._makers = 1.0, list[Callable[[], EpisodeStatistic]]()
-        self._factor: np.ndarray = np.ones(n)  # discount ** length
         self._powers: np.ndarray = np.ones(0)
 
     def follow(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
@@ -63,7 +62,6 @@ class EpisodeTracker:
         """Begin anew in all environments."""
         for _, array in self._arrays():
             array[...] = 0
-        self._factor[...] = 1.0
         self.finished = []
         self.follow(self._discount, self._makers)
 
@@ -95,9 +93,8 @@ class EpisodeTracker:
                         age=int(self.age[env]) + rows.T - int(before),
                     )
                 )
-            for array in (self.return_, self.length, self.partial, self.discounted, self.nonzero, self.age):
+            for _, array in self._arrays():
                 array[env] = 0
-            self._factor[env] = 1.0
         for env, begin in enumerate(start.tolist()):
             self._add(rows, env, begin, rows.T)
         self.age += rows.T - start
@@ -111,20 +108,18 @@ class EpisodeTracker:
                 self._add(rows, env, 0, T)
             return
         self.return_ += np.add.reduce(reward, axis=0, dtype=np.float64)
+        self.discounted += self._discount**self.length * (self._discounts(T) @ reward)
         self.length += T
         self.nonzero += np.add.reduce(reward != 0, axis=0)
-        self.discounted += self._factor * (self._discounts(T) @ reward)
-        self._factor *= self._discount**T
 
     def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
         """Add steps `start` to `end` - 1 of one environment's running episode."""
         reward, valid = rows.raw_reward[start:end, env], rows.valid[start:end, env]
         n = int(np.count_nonzero(valid))
         self.return_[env] += reward.sum(dtype=np.float64)
+        self.discounted[env] += self._discount ** self.length[env] * (reward[valid] @ self._discounts(n))
         self.length[env] += n
         self.nonzero[env] += np.count_nonzero(reward)
-        self.discounted[env] += self._factor[env] * (reward[valid] @ self._discounts(n))
-        self._factor[env] *= self._discount**n
         if n and self.statistics[env]:
             observation = map_tree(lambda x: x[start:end, env][valid], rows.observation)
             action = map_tree(lambda x: x[start + 1 : end + 1, env][valid], rows.action)
@@ -147,7 +142,6 @@ class EpisodeTracker:
         """Continue saved episodes, except in the environments that `restarted` [B]."""
         for name, array in self._arrays():
             array[...] = np.where(restarted, 0, saved[name])
-        self._factor[restarted] = 1.0
         for of_env, states, anew in zip(self.statistics, saved["statistics"], restarted, strict=True):
             for each, state in zip(of_env, [] if anew else states, strict=False):
                 with _named(each, "load_state_dict"):
@@ -160,7 +154,6 @@ class EpisodeTracker:
             ("partial", self.partial),
             ("discounted", self.discounted),
             ("nonzero", self.nonzero),
-            ("factor", self._factor),
             ("age", self.age),
         ]
 
