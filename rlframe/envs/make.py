@@ -28,7 +28,7 @@ from rlframe.envs.base import EnvConfig, Envs, reward_transform
 from rlframe.envs.multi_agent import make_multi_agent
 from rlframe.envs.options import EnvOptions
 from rlframe.envs.python import PythonEnvs
-from rlframe.envs.wrappers import load_wrappers, wrapped_maker
+from rlframe.envs.wrappers import load_wrappers, wrapped
 from rlframe.system.machine import n_cpus
 
 Target = EnvSpec | Callable[..., Any]  # what an id stands for
@@ -337,7 +337,7 @@ def env_maker(
     if not isinstance(target, EnvSpec):
         arguments = {**_creator_arguments(target, config, seed, index), **given}
         make = partial(_make_checked, target, target, partial(target, **arguments), config)
-        return wrapped_maker(make, options, _named(config, target)), options.max_episode_steps
+        return partial(wrapped, make, options, _named(config, target)), options.max_episode_steps
     given.pop("max_episode_steps", None)
     spec = copy.deepcopy(target)
     spec.order_enforce, spec.disable_env_checker, spec.max_episode_steps = False, True, None
@@ -345,7 +345,7 @@ def env_maker(
     if inside and not options.max_episode_steps:  # they wrap the time limit, and may change what a step is
         spec.max_episode_steps, limit = limit or None, 0
     make = partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **given), config)
-    return wrapped_maker(make, options, target.id), limit
+    return partial(wrapped, make, options, target.id), limit
 
 
 def _creator_arguments(creator: Callable[..., Any], config: EnvConfig, seed: int, index: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -167,13 +166,6 @@ class StackedObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
         frame = self._frame(observation)
         self._stack = np.concatenate([self._stack[len(frame) :], frame])  # a new array: an earlier one may be in use
         return self._stack, reward, terminated, truncated, info
-
-
-def wrapped_maker(make: Callable[[], gymnasium.Env], options: EnvOptions, id_: str) -> Callable[[], gymnasium.Env]:
-    """`make` with `wrapped`, if there is anything to wrap."""
-    if not (options.wrappers or options.changes_observations):
-        return make
-    return partial(wrapped, make, options, id_)
 
 
 class ActionMaskFromInfo(gymnasium.Wrapper):
