@@ -46,9 +46,9 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     with all rewards since. Until then it `waits`, and its observation stays.
     """
 
-    def __init__(self, env: Any, policies: PolicyMap, options: EnvOptions, time_limit: int = 0) -> None:
-        """Args:
-            env: of PettingZoo.    time_limit: steps after which all agents are truncated; 0: none.
+    def __init__(self, env: Any, policies: PolicyMap, options: EnvOptions) -> None:
+        """`env` is of PettingZoo. All agents are truncated after options.max_episode_steps, if not 0.
+
         Raises:
             ConfigError: an agent without a policy, a policy without agents, spaces that differ within a policy.
         """
@@ -56,7 +56,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self.metadata, self.render_mode = dict(env.metadata), vars(env.unwrapped).get("render_mode")
         scales = options.changes_rewards and not options.normalize_reward  # then the learner does it
         self._transform = reward_transform(options) if scales else None
-        self._limit = time_limit
+        self._limit = options.max_episode_steps
         self._map, self._function = policies, function_of(policies.function, "agents.map")
         self.possible = possible_agents(self.env)
         observations, infos = self.env.reset(seed=0)
@@ -386,4 +386,4 @@ def make_multi_agent(env: Any, policies: PolicyMap, options: EnvOptions, id_: st
     for key, value in of_one.items():
         if value:
             raise ConfigError(f"env.{key}={value} is for environments of a single agent, and env={id_} has several")
-    return MultiAgentEnv(env, policies, options, options.max_episode_steps)
+    return MultiAgentEnv(env, policies, options)

@@ -163,7 +163,7 @@ def played(env: MultiAgentEnv, n_steps: int, action: Any) -> tuple[Any, dict[str
 
 
 def test_who_would_come_in_the_step_of_the_time_limit_stays_away() -> None:
-    env = MultiAgentEnv(Three(n=2), PolicyMap(), EnvOptions(), time_limit=5)
+    env = MultiAgentEnv(Three(n=2), PolicyMap(), EnvOptions(max_episode_steps=5))
     rows, info = played(env, 5, {"shared": np.array([1, 2, 3])})
     assert rows["shared"]["first"].tolist() == [False] * 3
     assert present(rows["shared"]).tolist() == [True, True, False], "the values of those that were cut count"
@@ -179,7 +179,7 @@ def test_masks_in_infos_are_of_agents_that_act_by_discrete_actions() -> None:
         rows, *_ = env.step({"one": np.zeros(1, int), "other": np.zeros((1, 1), np.float32)})
         masks.append(rows["one"]["observation"]["action_mask"][0].tolist())
     assert masks == [[1, 0, 1, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
-    env = MultiAgentEnv(MaskedInfos(n=2, names=("a", "b")), policies, EnvOptions(), time_limit=1)
+    env = MultiAgentEnv(MaskedInfos(n=2, names=("a", "b")), policies, EnvOptions(max_episode_steps=1))
     rows, _ = played(env, 1, {"one": np.zeros(1, int), "other": np.zeros((1, 1), np.float32)})
     assert rows["one"]["truncated"].all()
     assert rows["one"]["observation"]["action_mask"].tolist() == [[1, 0, 1, 0]], "what is bootstrapped from"

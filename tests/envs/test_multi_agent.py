@@ -144,8 +144,8 @@ def test_the_state_of_the_environment_is_for_critics_alone() -> None:
 
 
 def test_rewards_are_scaled_for_learning_and_reported_as_they_are() -> None:
-    options = EnvOptions(reward_scale=0.1, reward_clip="[0,0.3]")
-    env = MultiAgentEnv(Crowd(death=0.0), PolicyMap(), options, 3)
+    options = EnvOptions(reward_scale=0.1, reward_clip="[0,0.3]", max_episode_steps=3)
+    env = MultiAgentEnv(Crowd(death=0.0), PolicyMap(), options)
     env.reset(seed=0)
     returns = np.zeros(4)
     for t in range(3):
