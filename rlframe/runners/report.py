@@ -59,9 +59,7 @@ class TrainingLog:
         self.return_mean = math.nan  # of the last row
         self.latest: dict[str, float] = {}  # the newest value of every metric
 
-    def add_episodes(
-        self, finished: Sequence[Trajectory], env_steps: int, least: Mapping[str, range] = MappingProxyType({})
-    ) -> None:
+    def add_episodes(self, finished: Sequence[Trajectory], env_steps: int, least: Mapping[str, range]) -> None:
         """Note the episodes that ended at the latest at `env_steps`; `least`: those that explore least, by learner."""
         self.n_episodes += len(finished)
         self.recent.extend(finished)
