@@ -104,9 +104,7 @@ class ChunkHashes:
 def split_into_chunks(array: np.ndarray) -> ChunkedArray:
     """A contiguous array, flattened, as chunks of unknown hash."""
     flat = array.reshape(-1)
-    n = max(1, CHUNK_BYTES // max(1, array.itemsize))
-    counts = [min(n, len(flat) - start) for start in range(0, len(flat), n)]
-    return ChunkedArray(array.dtype, (), counts, lambda i: flat[i * n : i * n + counts[i]], [""] * len(counts))
+    return ChunkHashes(len(flat), flat.itemsize).chunked(flat.dtype, (), len(flat), flat.__getitem__)
 
 
 def iter_chunks(saved: np.ndarray | ChunkedArray) -> Iterator[tuple[slice, np.ndarray]]:
@@ -133,7 +131,7 @@ class DecodeError(Exception):
 def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
     """Encode `value` as JSON; add its arrays to `arrays` under their path. Raises TypeError for an unsupported type."""
     match value:
-        case None | str():
+        case None | bool() | str():
             return value
         case torch.Tensor():
             return _encode_tensor(value, arrays, path)
@@ -141,8 +139,6 @@ def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
             return _encode_array(value, arrays, path)
         case ChunkedArray():
             return {"chunked": _store(value, arrays, path)}
-        case bool():
-            return value
         case int():
             return int(value) if abs(value) < 2**53 else {"int": str(int(value))}
         case float():
