@@ -41,14 +41,6 @@ _EARLY_S = 300.0  # what a run that failed so soon has collected is not worth it
 _logger = logging.getLogger("rlframe")
 
 
-def record_start(path: Path, config: Mapping[str, Any], resume: bool) -> tuple[dict[str, Any], list[str]]:
-    """Write params.json of a new run; of one to resume, see `resumed_session`, which writes nothing."""
-    if resume:
-        return resumed_session(path, config)
-    write_params(path, config)
-    return {}, []
-
-
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
     """Write params.json of a new run, after `check_config`."""
     params = {"config": dict(config), "seed": config.get("seed"), **session(), "code": own_code(config)}

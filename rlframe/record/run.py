@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, naming, qualified_name
+from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, naming, qualified_name, warn_once
 from rlframe.core.files import disk_error
 from rlframe.core.objects import is_own
 from rlframe.record.codec import dump
@@ -26,16 +26,17 @@ from rlframe.record.directory import (
     check_config,
     check_directory,
     inode,
-    record_start,
+    resumed_session,
     run_tokens,
     starts_of,
+    write_params,
     write_result,
 )
 from rlframe.record.loggers import Logger, MakeLogger, close_logger, make_logger, naming_logger, plain_names
 from rlframe.record.messages import ConsoleMessages, DebugLog, attach, open_console
 from rlframe.record.retention import Retention, SnapshotPolicy, is_of
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
-from rlframe.record.sync import CHOICE, BaseSync
+from rlframe.record.sync import BaseSync
 
 _W = TypeVar("_W", bound=Logger)
 
@@ -177,7 +178,7 @@ class Run(_DirectoryRun):
         """
         self.directory, self._inode = directory, inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy, sync.in_use)
-        self._row: Mapping[str, float] = {}  # the last logged
+        self._row, self._resumed = dict[str, float](), dict[str, Any]()  # the last logged; of a resume, to be recorded
         self._has_config, self._n_failed = bool(config), 0  # disk errors
         self._runner: object = None
         self._open = ExitStack()
@@ -187,14 +188,16 @@ class Run(_DirectoryRun):
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
             chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
-            self._resumed, self.edited = record_start(directory / PARAMS, config, resume)
-            if not resume and sync.place:
-                add_choices(directory / PARAMS, {CHOICE: sync.place})
+            if resume:
+                self._resumed, self.edited = resumed_session(directory / PARAMS, config)
+            else:
+                write_params(directory / PARAMS, config)
+                add_choices(directory / PARAMS, sync.choices)
             self.tokens, self.starts = run_tokens(directory), starts_of(directory)
             self._console: Console = open_console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvLogger(directory / "episodes.csv"), opened)
-            self._debug_log, self._has_debug_log = DebugLog(directory / "debug.log"), True
+            self._debug_log = DebugLog(directory / "debug.log")
             attach(self._debug_log, opened)
             if log_level:
                 attach(ConsoleMessages(self._console, log_level), opened)
@@ -220,12 +223,9 @@ class Run(_DirectoryRun):
         plain: dict[str, float] = {"env_steps": int(row["env_steps"])}
         for name, value in row.items():
             plain.setdefault(name, value if isinstance(value, int) else float(value))
-        if self._n_failed:
-            plain["record/disk_errors"] = self._n_failed
-        if n_failed := sum(logger.n_failed for logger in self._loggers):
-            plain["record/not_sent"] = n_failed
-        if self._sync.n_failed:
-            plain["record/not_copied"] = self._sync.n_failed
+        not_sent, not_copied = sum(logger.n_failed for logger in self._loggers), self._sync.n_failed
+        failed = {"record/disk_errors": self._n_failed, "record/not_sent": not_sent, "record/not_copied": not_copied}
+        plain |= {name: n for name, n in failed.items() if n}
         self._policy.check(plain)
         self._row = plain
         self._write(plain_names(plain))
@@ -258,7 +258,7 @@ class Run(_DirectoryRun):
         with self._disk_errors_of(RESULT):
             (self.directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
         with self._disk_errors_of(PARAMS):  # if the run continues nevertheless, the next row tries again
-            add_resumed(self.directory / PARAMS, self._resumed, {CHOICE: self._sync.place} if self._sync.place else {})
+            add_resumed(self.directory / PARAMS, self._resumed, self._sync.choices)
             self._resumed, self.starts = {}, starts_of(self.directory)
             self._copy()
 
@@ -353,10 +353,8 @@ class Run(_DirectoryRun):
             raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
         if (snapshots := self.directory / "snapshot").is_symlink():
             raise RecordError(f"{snapshots} was replaced by a link during the run; nothing more can be recorded in it")
-        if self._has_debug_log and not self._debug_log.is_in_place():
-            self._has_debug_log = False
-            file = self._debug_log.baseFilename
-            _logger.warning("%s was deleted or replaced during the run; messages are lost", file)
+        if not self._debug_log.is_in_place():
+            warn_once(f"{self._debug_log.baseFilename} was deleted or replaced during the run; messages are lost")
 
     def truncate_after(self, env_steps: int) -> None:
         self._record_resumed()

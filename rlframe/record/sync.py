@@ -29,10 +29,15 @@ _logger = logging.getLogger("rlframe")
 
 
 class BaseSync:
-    """Copies the run of a process elsewhere. The methods of this base class copy nothing."""
+    """Copies the run of a process elsewhere. This base class, used where sync= is empty, copies nothing."""
 
     place = ""  # the URI of the run's copy
     n_failed = 0  # attempts that failed so far
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What params.json says of it in `chosen`."""
+        return {CHOICE: self.place} if self.place else {}
 
     def in_use(self) -> Path | None:
         """The snapshot that is being copied, which must not be deleted."""
@@ -43,10 +48,6 @@ class BaseSync:
 
     def close(self) -> None:
         """Copy the run as it is now, and wait for that, but not forever. May be called twice."""
-
-
-class NoSync(BaseSync):
-    """Used where sync= is empty."""
 
 
 class _Abandoned(Exception):
@@ -181,7 +182,7 @@ def make_sync(uri: str, directory: Path) -> BaseSync:
     """
     check_uri(uri, "sync")
     if not uri:
-        return NoSync()
+        return BaseSync()
     base = normalized(uri)
     before = _place_before(directory)
     parts = before.removeprefix(f"{base}/").split("/")
