@@ -47,17 +47,17 @@ class Mirror:
             FileNotFoundError: the newest snapshot was deleted. Also any exception of the file system.
         """
         self._check_owner()
-        newest = snapshots[-1:]
-        for snapshot in newest:
-            self._send_arrays(snapshot)
+        if not snapshots:
+            self._send_logs()
+            return
+        *older, newest = snapshots
+        self._send_arrays(newest)
         self._withdraw_later(newest)
         self._send_logs()
-        for snapshot in newest:
-            self._complete(snapshot)
-        for snapshot in reversed(snapshots[:-1]):
+        self._send(_manifest_of(newest))
+        for snapshot in reversed(older):
             self._send_if_there(snapshot)
-        if newest:
-            self._prune({snapshot.name for snapshot in snapshots})
+        self._prune({snapshot.name for snapshot in snapshots})
 
     def _check_owner(self) -> None:
         """Raise RecordError if another run is there, or the same one was resumed elsewhere since.
@@ -107,7 +107,8 @@ class Mirror:
         if self._has_arrays(snapshot):
             return
         chunks = {_last(name): name for name in self._files if _DIGEST.fullmatch(_last(name))}
-        names = {name: stamp[1] for name, stamp in _stamps(snapshot).items() if name != _manifest_of(snapshot)}
+        own = (name for name in _names_below(self._directory, snapshot) if name != _manifest_of(snapshot))
+        names = {name: (self._directory / name).lstat().st_size for name in own}
         missing = {name for name, size in names.items() if _last(name) not in chunks or self._files.get(name) != size}
         known = {name for name in missing if self._files.get(chunks.get(_last(name), "")) == names[name]}
         self._copy_there([(chunks[_last(name)], name) for name in sorted(known)])
@@ -120,45 +121,40 @@ class Mirror:
         except NotImplementedError:
             self._remote.put([(self._directory / name, name) for _, name in names])
 
-    def _complete(self, snapshot: Path) -> None:
-        """Send the manifest, if it has changed."""
-        name, stamp = _manifest_of(snapshot), _stamp(snapshot / MANIFEST)
+    def _send(self, name: str) -> None:
+        """Send a file, if it has changed."""
+        stamp = _stamp(self._directory / name)
         if self._sent.get(name) != stamp:
-            self._replace(name, stamp)
+            self._remote.replace(self._directory / name, name)
+            self._files[name], self._sent[name] = stamp[1], stamp
 
     def _send_if_there(self, snapshot: Path) -> None:
         """Send an older snapshot, unless it is deleted meanwhile."""
         try:
             self._send_arrays(snapshot)
-            self._complete(snapshot)
+            self._send(_manifest_of(snapshot))
         except FileNotFoundError:
             if snapshot.exists():
                 raise
 
-    def _withdraw_later(self, newest: Sequence[Path]) -> None:
+    def _withdraw_later(self, newest: Path) -> None:
         """Make snapshots incomplete that are later than the newest: the run was resumed from before them.
 
         Its logs, which follow, lack their rows.
         """
         for name in [name for name in self._files if name.endswith(f"/{MANIFEST}")]:
             step = _STEP.fullmatch(name)
-            if step and newest and env_steps_of(Path(step[1])) > env_steps_of(newest[0]):
+            if step and env_steps_of(Path(step[1])) > env_steps_of(newest):
                 self._remote.remove(name)
                 del self._files[name]
 
     def _send_logs(self) -> None:
-        for name, stamp in sorted(_log_files(self._directory), key=lambda each: each[0] != PARAMS):
-            if self._sent.get(name) != stamp:
-                try:
-                    self._replace(name, stamp)
-                except FileNotFoundError:
-                    if (self._directory / name).exists():
-                        raise
-
-    def _replace(self, name: str, stamp: Stamp) -> None:
-        self._remote.replace(self._directory / name, name)
-        self._files[name] = stamp[1]
-        self._sent[name] = stamp
+        for name in sorted(_log_files(self._directory), key=lambda name: name != PARAMS):
+            try:
+                self._send(name)
+            except FileNotFoundError:
+                if (self._directory / name).exists():
+                    raise
 
     def _prune(self, kept: set[str]) -> None:
         """Remove snapshots that the run does not have, and the result of a run that has been resumed."""
@@ -188,12 +184,6 @@ def _stamp(path: Path) -> Stamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _stamps(snapshot: Path) -> dict[str, Stamp]:
-    """Of the files of a snapshot, by their names in the run directory."""
-    run = snapshot.parents[1]
-    return {name: _stamp(run / name) for name in _names_below(run, snapshot)}
-
-
 def _manifest_of(snapshot: Path) -> str:
     return f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}"
 
@@ -202,16 +192,11 @@ def _last(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _log_files(directory: Path) -> Iterator[tuple[str, Stamp]]:
+def _log_files(directory: Path) -> Iterator[str]:
     """Regular files of a run but its snapshots, lock and hidden ones."""
     for entry in sorted(directory.iterdir()):
-        if entry.name in (SNAPSHOTS, LOCK_FILE) or entry.name.startswith("."):
-            continue
-        for name in _names_below(directory, entry):
-            try:
-                yield name, _stamp(directory / name)
-            except FileNotFoundError:
-                continue
+        if entry.name not in (SNAPSHOTS, LOCK_FILE) and not entry.name.startswith("."):
+            yield from _names_below(directory, entry)
 
 
 def _names_below(run: Path, entry: Path) -> Iterator[str]:
