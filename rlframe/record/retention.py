@@ -112,11 +112,15 @@ class Retention:
                 f"runner.resume(load_snapshot(run.directory)[0]) (rlframe.record.snapshot) before, or open another run"
             )
 
-    def due(self, env_steps: int, updates: int, final: bool) -> bool:
+    def due(self, step: int, updates: int, final: bool) -> bool:
         """Whether `save_if_due` would write a snapshot now. A final one is skipped if the newest is of now."""
-        if final and self._newest is not None and (env_steps_of(self._newest), self._updates) == (env_steps, updates):
+        newest = env_steps_of(self._newest) if self._newest is not None else 0
+        if final and (newest, self._updates) == (step, updates):
             return False
-        return self._due(env_steps, final)
+        if self._policy.mode == "gap" and not final:
+            gap = max(self._policy.gap, 1)
+            return step // gap > newest // gap
+        return self._policy.mode != "none"
 
     def save_if_due(
         self,
@@ -133,7 +137,7 @@ class Retention:
         """
         step = step_of({"env_steps": env_steps, "updates": updates})
         if not self.due(step, updates, final):
-            return self._newest if self._due(step, final) else None
+            return self._newest if final and self._policy.mode != "none" else None
         meta = {"env_steps": env_steps, "updates": updates, "score": score if math.isfinite(score) else None}
         of = {"score_of": self._policy.best} if self._policy.best else {}
         self._newest, self._updates = self._save(state_fn, {**meta, **of}, other_ranks), updates
@@ -166,13 +170,6 @@ class Retention:
             self._best_score = score
         if self._policy.mode in ("last", "best"):
             self._drop_others()
-
-    def _due(self, env_steps: int, final: bool) -> bool:
-        if self._policy.mode == "gap" and not final:
-            since = env_steps_of(self._newest) if self._newest is not None else 0
-            gap = max(self._policy.gap, 1)
-            return env_steps // gap > since // gap
-        return self._policy.mode != "none"
 
     def _drop_others(self) -> None:
         best = link_target(self._directory / "best") if self._policy.mode == "best" else None
