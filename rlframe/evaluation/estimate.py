@@ -162,9 +162,8 @@ def estimate(
     if {*methods} - {*OF_RATIOS}:
         space = space_of(policy.observation_space, limit)
         fitted = fitted_q(Problem(rows, params, policy, space, discount, limit), config.q, seed)
-    spread = {FQE: fitted.spread} if fitted else {}
     found = tuple(
-        _interval(name, _terms(name, rows, log_ratio, reward, fitted, discount), spread.get(name, 0.0))
+        _interval(name, _terms(name, rows, log_ratio, reward, fitted, discount), fitted if name == FQE else None)
         for name in methods
     )
     of_data = ops.importance_sampling(np.zeros_like(reward), reward, discount)
@@ -236,7 +235,7 @@ def _behaviour(
 def _log_prob(policy: TargetPolicy, params: torch.Tensor, rows: EpisodeRows) -> Array:
     """Log-probabilities [N] of the actions by the target policy."""
     action = map_tree(lambda x: x.to(params.device), rows.action)
-    return policy.log_prob(params[rows.row.to(params.device)], action).double().cpu().numpy()
+    return policy.distribution.log_prob(params[rows.row.to(params.device)], action).double().cpu().numpy()
 
 
 def _terms(
@@ -252,5 +251,5 @@ def _terms(
     return OF_BOTH[method](log_ratio, reward, rows.padded(fitted.q), rows.padded(v), discount)
 
 
-def _interval(method: str, terms: Terms, spread: float = 0.0) -> Estimate:
-    return Estimate(method, terms.value(), *ops.normal_interval(terms, variance=spread))
+def _interval(method: str, terms: Terms, fitted: FittedQ | None = None) -> Estimate:
+    return Estimate(method, terms.value(), *ops.normal_interval(terms, variance=fitted.spread if fitted else 0.0))

@@ -11,7 +11,6 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.data.episodes import Episode
@@ -24,7 +23,7 @@ N_SAMPLES = 8  # actions that stand for a distribution that cannot be summed
 class TargetPolicy:
     """A policy as parameters [T+1, P] of a distribution at each observation of an episode.
 
-    Its log-probability is that of canonical actions, as agents sample them: unclipped ones of a Gaussian.
+    The distribution is of canonical actions, as agents sample them: unclipped ones of a Gaussian.
     """
 
     def __init__(
@@ -38,19 +37,6 @@ class TargetPolicy:
         """`greedy`: it takes the mode of the distribution."""
         self.params, self.distribution, self.greedy = params, distribution, greedy
         self.observation_space, self.action_space = observation_space, action_space
-
-    def log_prob(self, params: Tensor, action: Tree) -> Tensor:
-        """Log-probabilities [n] of actions [n, *act].
-
-        Raises:
-            ConfigError: the policy is greedy.
-        """
-        if self.greedy:
-            raise ConfigError(
-                "a greedy policy gives the other actions of the data no probability, so ratios of probabilities do "
-                "not exist; use explore=true for the policy with its noise, or estimate=fqe"
-            )
-        return self.distribution.log_prob(params, action)
 
     def choices(self, params: Tensor, rng: np.random.Generator) -> tuple[Tree, Tensor]:
         """Actions [n, K, *act] and weights [n, K] for expectations over the policy: all Discrete ones, else samples."""

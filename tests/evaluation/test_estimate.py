@@ -141,7 +141,7 @@ def test_log_probabilities_are_those_that_the_agent_records(kind: str) -> None:
         agent = make_policy_agent(BOX, NUMBER, model)
     episode, recorded = episode_of(agent)
     policy = target_policy(agent, BOX, NUMBER)
-    found = policy.log_prob(policy.params(episode)[:-1], torch.as_tensor(episode.action))
+    found = policy.distribution.log_prob(policy.params(episode)[:-1], torch.as_tensor(episode.action))
     np.testing.assert_allclose(found.numpy(), recorded, atol=1e-4)
 
 
