@@ -208,7 +208,6 @@ class Evaluator(BaseEvaluator):
             self.films = Films(0 if rank else config.video_every, self.env, agent, film)
         self.envs: Envs | WorkerPool
         self._tells_of_long = config.max_length > _LONG
-        self._pools: list[WorkerPool] = []  # one, if worker processes step its environments
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
             self.collector = local_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, self.lo)
@@ -216,7 +215,6 @@ class Evaluator(BaseEvaluator):
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
             self.envs = pool = WorkerPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
-            self._pools.append(pool)
             self.collector = worker_collector(pool, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def plays(self, agent: Agent) -> bool:
@@ -304,7 +302,8 @@ class Evaluator(BaseEvaluator):
 
     def counters(self) -> dict[str, float]:
         """The number of worker processes replaced since the start, if there are workers."""
-        return {"eval/restarts": sum(pool.restarts for pool in self._pools)} if self._pools else {}
+        found = self.envs.counters()
+        return {"eval/restarts": found["sampler/restarts"]} if "sampler/restarts" in found else {}
 
     def close(self) -> None:
         self.envs.close()

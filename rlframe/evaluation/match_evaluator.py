@@ -34,7 +34,7 @@ class MatchEvaluator(BaseEvaluator):
         if not isinstance(spaces[0], JointSpace):
             raise ConfigError(f"eval.opponents needs an environment of several agents, and env={env.id} has one")
         self._player = PolicyPlayer("the agent", agent, spaces, env.policies, config.explore)
-        self._names = [_short(name) for name in config.opponents]
+        self._names = [name.rpartition(":")[2] for name in config.opponents]  # of module:function, the function's
         if len({*self._names}) < len(self._names):
             raise ConfigError(f"eval.opponents=[{','.join(config.opponents)}] has two of one name")
         self._agent, self._table = agent, Table(env, config.max_length, self._follow)
@@ -62,8 +62,3 @@ class MatchEvaluator(BaseEvaluator):
 
     def close(self) -> None:
         self._table.close()
-
-
-def _short(name: str) -> str:
-    """The name in metrics: of module:function, that of the function."""
-    return name.rpartition(":")[2]

@@ -169,11 +169,9 @@ class Pair:
 
     def add(self, own: float, other: float) -> None:
         """Add a game by the returns of both."""
-        self.won, self.lost, self.drawn = (
-            self.won + (own > other),
-            self.lost + (own < other),
-            self.drawn + (own == other),
-        )
+        self.won += own > other
+        self.lost += own < other
+        self.drawn += own == other
         self.returns = self.returns[0] + own, self.returns[1] + other
 
 
