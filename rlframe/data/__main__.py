@@ -108,7 +108,6 @@ def _split(names: list[str], words: KeyValues) -> None:
     check_free(targets[1])
     first = _new(dataset, words, targets[0])
     for name, part in zip(targets, parts, strict=True):
-        check_free(name)
         _write(replace(first, name=name), part())
 
 
@@ -159,11 +158,8 @@ def _opened(names: list[str], least: int, most: int = sys.maxsize) -> list[Datas
 
 def _target(words: KeyValues, into: str) -> tuple[str, str, str]:
     """Name, format and compression of a new dataset; no other key is left."""
-    into, kind, compression = (
-        into or words.text("into"),
-        words.text("format", "arrow"),
-        words.text("compression", "none"),
-    )
+    into, kind = into or words.text("into"), words.text("format", "arrow")
+    compression = words.text("compression", "none")
     words.check_unknown()
     check_one_of("format", kind, _FORMATS)
     check_one_of("compression", compression, COMPRESSIONS)

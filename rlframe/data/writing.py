@@ -199,15 +199,14 @@ class DatasetWriter:
         share, self._share, self._share_bytes = self._share, [], 0
         self.add(share)
 
-    def _save(self, folder: Path) -> None:
-        content = {**metadata_of(self._new, self.n_episodes, self.n_steps), **self._marks}
+    def _save(self, folder: Path, size: float = 0.0) -> None:
+        content = {**metadata_of(self._new, self.n_episodes, self.n_steps, size), **self._marks}
         replace_file(folder / METADATA, json.dumps(content))
 
     def close(self) -> None:
         """Write what is left of `put`, and note its size."""
         self._add_share()
-        content = {**read_json(self._data / METADATA), "dataset_size": size_in_mb(self._data)}
-        replace_file(self._data / METADATA, json.dumps(content))
+        self._save(self._data, size_in_mb(self._data))
 
     def __enter__(self) -> Self:
         return self
