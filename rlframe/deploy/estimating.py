@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import entries_of, nearest
@@ -15,7 +14,7 @@ from rlframe.core.files import prepare_json, write_output
 from rlframe.core.multi_agent import JointSpace
 from rlframe.deploy.load import load_chosen
 from rlframe.evaluation.episode_rows import load_episodes
-from rlframe.evaluation.estimate import METHODS, Report, check_methods, estimate
+from rlframe.evaluation.estimate import METHODS, check_methods, estimate
 from rlframe.evaluation.target_policy import target_policy
 from rlframe.kernels.device import one_thread
 
@@ -57,9 +56,9 @@ def estimate_runs(names: Sequence[str], words: KeyValues) -> int:
             report = estimate(policy, episodes, own if math.isnan(discount) else discount, methods, seed)
         print(printable(f"{run.experiment.title()}: {run.snapshot}, trained for {run.trained_for}"))
         print(report.table())
-        found.append((name, report))
+        found.append({"run": name, **report.facts()})
     if out:
-        _write(Path(out), found)
+        write_output(Path(out), json.dumps(found if len(found) > 1 else found[0], indent=2) + "\n")
     return 0
 
 
@@ -68,8 +67,3 @@ def _methods(text: str) -> list[str]:
         return entries_of(text)
     except ValueError:
         raise ConfigError(f"estimate={shortened(text)!r} must be names, such as {','.join(METHODS)}") from None
-
-
-def _write(out: Path, found: Sequence[tuple[str, Report]]) -> None:
-    facts: list[dict[str, Any]] = [{"run": name, **report.facts()} for name, report in found]
-    write_output(out, json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n")

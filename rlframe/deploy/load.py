@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,9 @@ def load_trained(
     config = recorded(read_config(params, trust, given, NOT_OF_POLICY), given, str(params))
     check_of_policy(given, config)
     config = _without_other_kwargs(config, given)
-    snapshot, weights, meta = _weights(path, policies_at(path))
+    snapshot, weights, meta = load_newest(path, key="agent")
+    if policies := policies_at(path):  # all weights by the names of a Team's
+        weights = {f"policies.{name}.{key}": x for name in policies for key, x in weights[name].items()}
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = from_flat(config, changes).without_init()
     env = experiment.eval_env_config()
@@ -102,14 +104,6 @@ def _without_other_kwargs(config: dict[str, Any], given: Mapping[str, Any]) -> d
             keys = ", ".join(f"{key}.{name}" for name in config[key])
             _logger.warning(f"{keys} of {env_name(before)} left out, as the environment is {env_name(now)}")
     return found
-
-
-def _weights(path: Path, policies: Sequence[str]) -> tuple[Path, Any, dict[str, Any]]:
-    """The snapshot, its agent's weights, and its meta; of several policies, all weights by the names of a Team's."""
-    snapshot, found, meta = load_newest(path, key="agent")
-    if policies:
-        found = {f"policies.{name}.{key}": x for name in policies for key, x in found[name].items()}
-    return snapshot, found, meta
 
 
 def _agent_with(
