@@ -17,11 +17,12 @@ from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, naming, printable, qualified_name
-from rlframe.core.files import append, check_in_place, read_regular_file
+from rlframe.core.files import append, check_in_place, open_to_append, read_regular_file
 from rlframe.core.names import find_attribute, find_maker
 from rlframe.core.objects import is_own, name_of
 from rlframe.record.directory import FILMS, film_path
 from rlframe.record.metrics import step_of
+from rlframe.record.rank_state import unused_path
 
 
 class Logger(ABC):
@@ -66,7 +67,8 @@ class TensorBoardLogger(Logger):
 
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
         self._summary, self._directory = summary_pb2.Summary, directory
-        self._file = _new_event_file(directory)
+        stamp = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = open_to_append(unused_path(directory / stamp, "."))
         self._waiting = io.BytesIO()  # records not yet written, because of a disk error
         self._records = RecordWriter(self._waiting)
         self._put(file_version="brain.Event:2")
@@ -114,21 +116,6 @@ def read_gif(directory: Path, env_steps: int) -> tuple[int, int, bytes]:
     except (ConfigError, struct.error):
         return 0, 0, b""
     return (width, height, data) if signature == b"GIF" else (0, 0, b"")
-
-
-def _new_event_file(directory: Path) -> io.FileIO:
-    stamp = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-    number = 0
-    while True:
-        try:
-            return open(directory / f"{stamp}.{number}", "xb", buffering=0, opener=_open_at_end)
-        except FileExistsError:
-            number += 1
-
-
-def _open_at_end(path: str, flags: int) -> int:
-    """An opener for `open` with which each write is at the end, also after a part of one was cut off."""
-    return os.open(path, flags | os.O_APPEND, 0o666)
 
 
 def plain_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
