@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError, aligned, decimals, pluralize, printable
-from rlframe.core.files import iter_csv, number_in, write_output
+from rlframe.core.files import as_csv, iter_csv, number_in, write_output
 from rlframe.core.types import Trajectory
 from rlframe.record.directory import finite
 from rlframe.record.metrics import step_of
@@ -161,11 +159,7 @@ def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
         return
     rows = [row for each in evaluations for row in each.rows()]
     columns = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_output(out, text.getvalue())
+    write_output(out, as_csv([columns, *([row.get(name, "") for name in columns] for row in rows)]))
 
 
 def logged_return(log: Path, step: int) -> float:
