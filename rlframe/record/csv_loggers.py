@@ -14,7 +14,6 @@ from rlframe.core.errors import RecordError, pluralize
 from rlframe.core.files import (
     append,
     as_csv,
-    check_in_place,
     drop_torn_line,
     iter_csv,
     number_in,
@@ -22,7 +21,7 @@ from rlframe.core.files import (
     parse_json,
     replace_file,
 )
-from rlframe.record.loggers import Logger
+from rlframe.record.loggers import FileLogger
 from rlframe.record.rank_state import unused_path
 
 _log = logging.getLogger("rlframe")
@@ -32,7 +31,7 @@ _CLOCKS = ("env_steps", "updates")
 _MAX_OWN = 1 << 34  # bytes of a table that a run writes: some 4e8 episodes
 
 
-class CsvLogger(Logger):
+class CsvLogger(FileLogger):
     """progress.csv: complete lines only, one column per metric in order of first appearance."""
 
     def __init__(self, path: Path) -> None:
@@ -53,9 +52,6 @@ class CsvLogger(Logger):
                 )
         self._file = open_to_append(path)
         drop_torn_line(self._file)
-
-    def check(self) -> None:
-        check_in_place(self._file)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append the row in one write. A new metric rewrites the file with one more column, empty in earlier rows.
@@ -129,9 +125,6 @@ class CsvLogger(Logger):
         self._file.close()
         self._file = open_to_append(self._path)
 
-    def close(self) -> None:
-        self._file.close()
-
 
 def _table(path: Path) -> Iterator[list[str]]:
     """`iter_csv` of a file that this run writes, which is as long as its episodes are many."""
@@ -155,7 +148,7 @@ def _cell(value: float | str) -> str:
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 
-class JsonlLogger(Logger):
+class JsonlLogger(FileLogger):
     """progress.jsonl: the rows of progress.csv as one JSON object a line, without empty cells.
 
     JSON has no NaN and Inf: they are the strings "NaN", "Infinity" and "-Infinity".
@@ -198,9 +191,6 @@ class JsonlLogger(Logger):
                 raise RecordError(f"{self._table} is too large: its rows take more than {limit:,} bytes as JSON")
             yield line
 
-    def check(self) -> None:
-        check_in_place(self._file)
-
     def write(self, row: Mapping[str, float]) -> None:
         """Append the row in one write; after a disk error, which is raised, together with the next one."""
         self._waiting.append(_json_line(row))
@@ -211,9 +201,6 @@ class JsonlLogger(Logger):
         """Copy the rows of progress.csv, which was trimmed before."""
         self._file.close()
         self._copy()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 _NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}

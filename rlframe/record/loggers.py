@@ -57,7 +57,19 @@ class Logger(ABC):
         """Flush and close; may be called twice."""
 
 
-class TensorBoardLogger(Logger):
+class FileLogger(Logger):
+    """Base of loggers that append to one file of the run, `_file`, which they open."""
+
+    _file: io.FileIO
+
+    def check(self) -> None:
+        check_in_place(self._file)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardLogger(FileLogger):
     """An event file of scalars by env_steps, flushed with every row; without the thread of TensorBoard's own logger."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], name: str) -> None:
@@ -72,9 +84,6 @@ class TensorBoardLogger(Logger):
         self._waiting = io.BytesIO()  # records not yet written, because of a disk error
         self._records = RecordWriter(self._waiting)
         self._put(file_version="brain.Event:2")
-
-    def check(self) -> None:
-        check_in_place(self._file)
 
     def write(self, row: Mapping[str, float]) -> None:
         step = step_of(row)
@@ -103,9 +112,6 @@ class TensorBoardLogger(Logger):
         append(self._file, self._waiting.getvalue())
         self._waiting.seek(0)
         self._waiting.truncate()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def read_gif(directory: Path, env_steps: int) -> tuple[int, int, bytes]:
