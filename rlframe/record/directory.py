@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -47,11 +47,11 @@ def write_params(path: Path, config: Mapping[str, Any]) -> None:
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
-def add_config(path: Path, config: Mapping[str, Any]) -> None:
+def add_config(path: Path, make_config: Callable[[], Mapping[str, Any]]) -> None:
     """Write a config into params.json that has none. Raises ConfigError if a value is not JSON-able."""
-    check_config(config)
     params = read_json(path)
     if not params.get("config"):
+        check_config(config := make_config())
         of_run = {"config": dict(config), "seed": config.get("seed"), "code": own_code(config)}
         replace_file(path, json.dumps({**params, **of_run}, indent=2) + "\n")
 

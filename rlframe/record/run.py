@@ -179,7 +179,7 @@ class Run(_DirectoryRun):
         self.directory, self._inode = directory, inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy, sync.in_use)
         self._row, self._resumed = dict[str, float](), dict[str, Any]()  # the last logged; of a resume, to be recorded
-        self._has_config, self._n_failed = bool(config), 0  # disk errors
+        self._n_failed = 0  # disk errors
         self._runner: object = None
         self._open = ExitStack()
         with ExitStack() as opened, ExitStack() as named:
@@ -247,9 +247,7 @@ class Run(_DirectoryRun):
         self._runner = runner
         self._retention.check_resumed()
         self._record_resumed()
-        if not self._has_config:
-            add_config(self.directory / PARAMS, {**config(), **self._policy.settings()})
-            self._has_config = True
+        add_config(self.directory / PARAMS, lambda: {**config(), **self._policy.settings()})
 
     def _record_resumed(self) -> None:
         """Once the state is taken over, and not before: a resume that is refused leaves the run as it was."""
