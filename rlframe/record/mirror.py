@@ -111,15 +111,12 @@ class Mirror:
         names = {name: (self._directory / name).lstat().st_size for name in own}
         missing = {name for name, size in names.items() if _last(name) not in chunks or self._files.get(name) != size}
         known = {name for name in missing if self._files.get(chunks.get(_last(name), "")) == names[name]}
-        self._copy_there([(chunks[_last(name)], name) for name in sorted(known)])
+        try:
+            self._remote.copy([(chunks[_last(name)], name) for name in sorted(known)])
+        except NotImplementedError:
+            known = set()
         self._remote.put([(self._directory / name, name) for name in sorted(missing - known)])
         self._files |= names
-
-    def _copy_there(self, names: Sequence[tuple[str, str]]) -> None:
-        try:
-            self._remote.copy(names)
-        except NotImplementedError:
-            self._remote.put([(self._directory / name, name) for _, name in names])
 
     def _send(self, name: str) -> None:
         """Send a file, if it has changed."""
