@@ -28,6 +28,7 @@ LARGEST = ("time/slowest_worker",)  # metrics of which that of several processes
 _REDUCTIONS: Mapping[str, Reduction] = {"sum": operator.add, "last": _last, "min": _min, "max": _max}
 
 
+@functools.cache
 def reduction_of(name: str) -> Reduction | None:
     """None for the mean."""
     return _REDUCTIONS.get(name.rpartition("_")[2]) if "_" in name else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlframe.core.context import set_within
 from rlframe.core.errors import shortened
-from rlframe.core.reduction import LARGEST, Reduction, combined, reduction_of
+from rlframe.core.reduction import LARGEST, combined, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -191,7 +191,6 @@ class Metrics:
         self._tensors: dict[tuple[str, ...], Tensor] = {}  # running sums [n] float64 of n names, on their device
         self._floats: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._reductions: dict[str, Reduction | None] = {}  # of the names so far; None: the mean
         self._reduced: dict[str, float] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
@@ -200,9 +199,7 @@ class Metrics:
             values = {of_learner(name, self.learner): value for name, value in values.items()}
         tensors: dict[torch.device, dict[str, Tensor]] = {}
         for name, value in values.items():
-            if name not in self._reductions:
-                self._reductions[name] = reduction_of(name)
-            if reduce := self._reductions[name]:
+            if reduce := reduction_of(name):
                 number = _number(name, value)
                 self._reduced[name] = reduce(self._reduced[name], number) if name in self._reduced else number
             elif isinstance(value, Tensor) and not (value.is_cpu and value.numel() == 1):
