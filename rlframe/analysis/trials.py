@@ -43,6 +43,10 @@ class SearchedKey:
         low, high, x = (np.log(each) if self.log else each for each in (self.low, self.high, values))
         return np.clip((x - low) / (high - low), 0.0, 1.0)
 
+    def text(self, value: float) -> str:
+        """A value of a trial as on the command line, to 6 digits."""
+        return self.choices[int(value)] if self.choices else f"{value:.6g}"
+
 
 @dataclass
 class Trial:
@@ -75,15 +79,8 @@ class SearchData:
 
     def words(self, trial: Trial) -> str:
         """The values of a trial as on the command line."""
-        return " ".join(f"{key.name}={value_text(key, trial.values[key.name])}" for key in self.keys_of(trial))
-
-    def keys_of(self, trial: Trial) -> list[SearchedKey]:
-        return [key for key in self.keys if key.name in trial.values]
-
-
-def value_text(key: SearchedKey, value: float) -> str:
-    """A value of a trial as on the command line, to 6 digits."""
-    return key.choices[int(value)] if key.choices else f"{value:.6g}"
+        keys = (key for key in self.keys if key.name in trial.values)
+        return " ".join(f"{key.name}={key.text(trial.values[key.name])}" for key in keys)
 
 
 def read_search(directory: Path) -> SearchData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
     }
 
 
-_OF_AGENTS, _RETURN = "episode/", "/return"  # how environments of several agents name the return of a policy's agents
+_OF_AGENTS = "episode/"  # how the names of numbers begin that environments of several agents have
+_OF_POLICY = re.compile(rf"{_OF_AGENTS}(.+)/return")  # of the return of a policy's agents
 
 
 def metric_of(diagnostic: str) -> str:
@@ -57,12 +59,8 @@ def diagnostic_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def policy_returns(means: Mapping[str, float]) -> dict[str, float]:
     """Of such means the return of each policy's agents, by policy; empty if environments have a single agent."""
-    found = {name: mean for name, mean in sorted(means.items()) if name.startswith(_OF_AGENTS)}
-    return {
-        name.removeprefix(_OF_AGENTS).removesuffix(_RETURN): mean
-        for name, mean in found.items()
-        if name.endswith(_RETURN)
-    }
+    found = ((_OF_POLICY.fullmatch(name), mean) for name, mean in sorted(means.items()))
+    return {match[1]: mean for match, mean in found if match}
 
 
 def evaluated(trajectories: Sequence[Trajectory]) -> dict[str, float]:
