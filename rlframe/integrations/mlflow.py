@@ -32,7 +32,7 @@ class MlflowLogger(Tracker):
         run = found[0] if found else self._client.create_run(experiment, run_name=name, tags={_TAG: run_id})
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
-        params = {_plain_name(key): str(value)[:_MAX_VALUE] for key, value in config.items()}
+        params = {self.metric_name(key): str(value)[:_MAX_VALUE] for key, value in config.items()}
         missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         for part in range(0, len(missing), _MAX_PARAMS):
             self._client.log_batch(self._run, params=missing[part : part + _MAX_PARAMS])
@@ -53,12 +53,8 @@ class MlflowLogger(Tracker):
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
     def metric_name(self, name: str) -> str:
-        return _plain_name(name)
-
-
-def _plain_name(name: str) -> str:
-    """The name with _ for each character that MLflow does not allow."""
-    return re.sub(r"[^/\w.\- :]", "_", name)
+        """With _ for each character that MLflow does not allow, of params too."""
+        return re.sub(r"[^/\w.\- :]", "_", name)
 
 
 def _experiment(client: MlflowClient) -> str:
