@@ -84,14 +84,13 @@ def check_episodes(episodes: Sequence[Episode], observation_space: Space, action
 def rows_of(episodes: Sequence[Episode], time_limit: int) -> EpisodeRows:
     """The rows of episodes; with a time limit, observations get their time and nothing is worth anything after it."""
     length = np.array([len(episode.reward) for episode in episodes])
-    first = np.cumsum(length + 1) - length - 1
-    row = np.concatenate([start + np.arange(T) for start, T in zip(first, length, strict=True)])
+    row = np.arange(length.sum()) + np.repeat(np.arange(len(length)), length)  # each has one observation more
     observation = map_tree(_joined, *[episode.observation for episode in episodes])
     ends = np.concatenate([episode.terminated for episode in episodes])
     if time_limit:
         time = np.concatenate([np.arange(T + 1, dtype=np.float32) for T in length])
         observation = _with_step(observation, torch.from_numpy(time[:, None]))
-        ends = ends | (row - np.repeat(first, length) + 1 >= time_limit)
+        ends = ends | (time[row] + 1 >= time_limit)
     return EpisodeRows(
         observation,
         map_tree(_joined, *[episode.action for episode in episodes]),
