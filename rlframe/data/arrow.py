@@ -37,13 +37,12 @@ class ArrowColumns:
     def read(self, i: int) -> dict[str, Any]:
         room = Room()
         table = self._table(self._folder / str(i), room)
-        names = ("observations", "actions")
-        trees = [self._tree(_column(table, key), space, room) for key, space in zip(names, self._spaces, strict=True)]
+        observations = self._tree(_column(table, "observations"), self._spaces[0], room)
+        actions = self._tree(_column(table, "actions"), self._spaces[1], room)
         n = table.num_rows - 1
         found = {key: _numbers(_column(table, key))[:n] for key in ("rewards", "terminations", "truncations")}
-        observations, actions = trees[0], map_tree(lambda x: x[:n], trees[1])
         infos = _infos(_column(table, "infos")) if "infos" in table.column_names else {}
-        return {"observations": observations, "actions": actions, **found, "infos": infos}
+        return {"observations": observations, "actions": map_tree(lambda x: x[:n], actions), **found, "infos": infos}
 
     def _table(self, folder: Path, room: Room) -> pa.Table:
         if folder.is_symlink() or not folder.is_dir():

@@ -79,11 +79,11 @@ class EpisodeCutter:
             for t in np.flatnonzero(ended[:, b] | reset[:, b]).tolist():
                 if ended[t, b]:
                     self._take(columns, valid, first, b, begin, t + 1)
-                    if b not in self._open:  # it began before this recording
-                        self.n_dropped, begin = self.n_dropped + 1, t + 1
-                        continue
-                    last = map_tree(lambda x, t=t, b=b: x[t + 1, b][None].copy(), rows.inputs.observation)
-                    found.append((b, self._closed(b, last)))
+                    if b in self._open:
+                        last = map_tree(lambda x, t=t, b=b: x[t + 1, b][None].copy(), rows.inputs.observation)
+                        found.append((b, self._closed(b, last)))
+                    else:  # it began before this recording
+                        self.n_dropped += 1
                 elif b in self._open or valid[begin:t, b].any():
                     self._drop([b])
                 begin = t + 1
