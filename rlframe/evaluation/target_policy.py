@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,23 +21,18 @@ Params = Callable[[Episode], Tensor]
 N_SAMPLES = 8  # actions that stand for a distribution that cannot be summed
 
 
+@dataclass(frozen=True, eq=False)
 class TargetPolicy:
     """A policy as parameters [T+1, P] of a distribution at each observation of an episode.
 
     The distribution is of canonical actions, as agents sample them: unclipped ones of a Gaussian.
     """
 
-    def __init__(
-        self,
-        params: Params,
-        distribution: Distribution,
-        observation_space: Space,
-        action_space: Space,
-        greedy: bool = False,
-    ) -> None:
-        """`greedy`: it takes the mode of the distribution."""
-        self.params, self.distribution, self.greedy = params, distribution, greedy
-        self.observation_space, self.action_space = observation_space, action_space
+    params: Params
+    distribution: Distribution
+    observation_space: Space
+    action_space: Space
+    greedy: bool = False  # it takes the mode of the distribution
 
     def choices(self, params: Tensor, rng: np.random.Generator) -> tuple[Tree, Tensor]:
         """Actions [n, K, *act] and weights [n, K] for expectations over the policy: all Discrete ones, else samples."""
