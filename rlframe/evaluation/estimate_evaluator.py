@@ -59,6 +59,3 @@ class EstimateEvaluator(BaseEvaluator):
         if report.warning:
             warn_once(f"estimates: {report.warning}")
         return report.metrics()
-
-    def close(self) -> None:
-        """Nothing is open."""

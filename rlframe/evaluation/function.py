@@ -97,9 +97,6 @@ class EvaluationFunction(BaseEvaluator):
         """Nothing shows its progress, so it counts as alive as long as the process runs."""
         threading.Thread(target=_beat, args=(heartbeat,), name="heartbeat", daemon=True).start()
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 class _TimeLimit:
     """An environment of PettingZoo, parallel, whose agents are truncated after `limit` steps."""
