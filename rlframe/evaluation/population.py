@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -14,7 +14,6 @@ from rlframe.algos.evolution import EvaluationInfo, Generation, population_of
 from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
 from rlframe.evaluation.evaluator import EvaluationStopped, Stop, never
 from rlframe.evaluation.players import Played, Players
-from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.samplers.base import Sampler
 
 _DONE = -1  # in `claims`, where 0 is a column that nobody plays yet, and k + 1 one of worker k
@@ -109,9 +108,6 @@ class PopulationSampler(Sampler):
 
     def counters(self) -> dict[str, float]:
         return self._players.envs.counters()
-
-    def follow_episodes(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
-        """Does nothing: the discount is an argument, and statistics see no steps of workers."""
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         self._players.set_heartbeat(heartbeat)
