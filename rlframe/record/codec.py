@@ -47,9 +47,6 @@ class ChunkedArray:
     def nbytes(self) -> int:
         return sum(self.counts) * self.row_bytes
 
-    def chunks(self) -> Iterator[np.ndarray]:
-        return map(self.read, range(len(self.counts)))
-
     def to_numpy(self) -> np.ndarray:
         """Read the whole array into memory. Raises MemoryError if there is too little free memory."""
         check_memory(self.nbytes)
@@ -110,7 +107,7 @@ def split_into_chunks(array: np.ndarray) -> ChunkedArray:
 def iter_chunks(saved: np.ndarray | ChunkedArray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield (rows, values) for each chunk of a saved array; a NumPy array is one chunk."""
     start = 0
-    for chunk in saved.chunks() if isinstance(saved, ChunkedArray) else [saved]:
+    for chunk in map(saved.read, range(len(saved.counts))) if isinstance(saved, ChunkedArray) else [saved]:
         yield slice(start, start + len(chunk)), chunk
         start += len(chunk)
 

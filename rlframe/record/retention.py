@@ -26,8 +26,6 @@ from rlframe.record.snapshot import (
     write_score,
 )
 
-MODES = ("none", "last", "all", "gap", "best")
-ON_ERRORS = ("stop", "continue")
 # Groups of metrics that may be absent from the first rows.
 _LATE = ("episode/", "eval/", "algo/", "env/", "replay/", "async/")
 
@@ -47,8 +45,8 @@ class SnapshotPolicy:
     errors: str = "stop"  # stop | continue, on a disk error
 
     def __post_init__(self) -> None:
-        check_one_of("snapshot_mode", self.mode, MODES)
-        check_one_of("snapshot_errors", self.errors, ON_ERRORS)
+        check_one_of("snapshot_mode", self.mode, ("none", "last", "all", "gap", "best"))
+        check_one_of("snapshot_errors", self.errors, ("stop", "continue"))
         if self.gap < 0:
             raise ConfigError(f"snapshot_gap={self.gap} must be >= 0 env_steps")
         if self.keep < 1:
