@@ -18,7 +18,6 @@ import torch
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import torch_threads, untrained_agent
@@ -98,16 +97,6 @@ def _check_sampler_gpus(experiment: Experiment, affinity: Affinity) -> None:
             f"affinity={experiment.affinity}: {n}sgr is for samplers that act on GPUs; use runner=async_rl with "
             f"sampler=gpu and without sampler.device"
         )
-
-
-def choices_of(asked: Experiment, resolved: Resolved) -> dict[str, Any]:
-    """What `resolve` chose where the experiment says auto, and what a resumed run must keep to compute the same."""
-    chosen: dict[str, Any] = {}
-    if asked.sampler.undecided:
-        chosen["sampler"] = part_name(resolved.experiment.sampler, ROOTS["sampler"])
-    if asked.threads == AUTO:
-        chosen["threads"] = resolved.affinity.threads
-    return chosen
 
 
 def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) -> Affinity:

@@ -204,7 +204,7 @@ def _without_auto(keys: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[dic
 
 
 def choices_made(run: Path) -> dict[str, Any]:
-    """What a run chose for settings that were auto, as `hardware.choices_of`; without entries that cannot be so."""
+    """What a run chose for settings that were auto, by its params.json; without entries that cannot be so."""
     found = read_json(run / "params.json").get("chosen")
     chosen = found if isinstance(found, dict) else {}
     kept = {

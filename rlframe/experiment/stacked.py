@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,15 +93,6 @@ class Seat(Placing):
         return replace(agreed, prepare=partial(self._stack.prepare, self.number), shared=True)
 
 
-@dataclass
-class Outcome:
-    """How the run of a seed ended."""
-
-    seed: int
-    directory: str = ""
-    error: BaseException | None = None  # that ended it
-
-
 def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
     """The job of each seed, from the words of a launch without one; a run that has a snapshot is resumed.
 
@@ -133,38 +124,40 @@ def run_stack(jobs: Sequence[Job]) -> None:
         ConfigError: their parts do not fit together.    Interrupted: a signal stopped them; snapshots were written.
         SeedsFailed: some failed.
     """
-    outcomes = train_stack(jobs)
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    ends = zip(jobs, train_stack(jobs), strict=True)
+    failed = {job.experiment.seed: error for job, error in ends if error is not None}
+    errors = [*failed.values()]
     for kind in (ConfigError, Interrupted):
         for error in errors:
             if isinstance(error, kind):
                 raise error
-    for outcome in outcomes:
-        if outcome.error is not None:
-            text = f"seed {outcome.seed}: {type(outcome.error).__name__}: {outcome.error}"
-            print(printable(text), file=sys.stderr)
+    for seed, error in failed.items():
+        print(printable(f"seed {seed}: {type(error).__name__}: {error}"), file=sys.stderr)
     if errors:
-        raise SeedsFailed(f"{len(errors)} of {len(outcomes)} seeds failed, the first: {errors[0]}") from errors[0]
+        raise SeedsFailed(f"{len(errors)} of {len(jobs)} seeds failed, the first: {errors[0]}") from errors[0]
 
 
-def train_stack(jobs: Sequence[Job]) -> list[Outcome]:
-    """Train jobs that differ in their seeds alone, to their ends: each in a thread, one of which runs at a time."""
+def train_stack(jobs: Sequence[Job]) -> list[BaseException | None]:
+    """Train jobs that differ in their seeds alone, to their ends: each in a thread, one of which runs at a time.
+
+    Returns the error that ended each, or None.
+    """
     retain_freed_memory()
     first = _serial(jobs[0].experiment)
     resolved = hardware.resolve(first, threads=jobs[0].threads)
     meeting = Meeting(len(jobs))
     stack, level = UpdateStack(meeting), _logger.level
-    outcomes = [Outcome(job.experiment.seed) for job in jobs]
+    errors: list[BaseException | None] = [None for _ in jobs]
     with (
         env_vars_set(first.env_vars),
         pinned(resolved.affinity.master),
         stop_request(snapshot_grace_s() * len(jobs), first.runner.max_time_s) as stop,
     ):
         threads = []
-        for number, (job, outcome) in enumerate(zip(jobs, outcomes, strict=True)):
+        for number, job in enumerate(jobs):
             own = _serial(job.experiment)
             own = chz.replace(own, precision=resolved.experiment.precision, eval=resolved.experiment.eval)
-            train = partial(_train, job, replace(resolved, experiment=own), Seat(number, stack), meeting, stop, outcome)
+            train = partial(_train, job, replace(resolved, experiment=own), Seat(number, stack), meeting, stop, errors)
             name = f"seed {job.experiment.seed}"
             threads.append(threading.Thread(target=copy_context().run, args=(train,), name=name, daemon=True))
         for thread in threads:
@@ -172,18 +165,23 @@ def train_stack(jobs: Sequence[Job]) -> list[Outcome]:
         for thread in threads:
             thread.join()
     _logger.setLevel(level)
-    return outcomes
+    return errors
 
 
 def _train(
-    job: Job, resolved: hardware.Resolved, seat: Seat, meeting: Meeting, stop: StopRequest, outcome: Outcome
+    job: Job,
+    resolved: hardware.Resolved,
+    seat: Seat,
+    meeting: Meeting,
+    stop: StopRequest,
+    errors: list[BaseException | None],
 ) -> None:
     meeting.begin(seat.number)
     try:
-        with speaking_as(f"seed {outcome.seed}"):
-            outcome.directory = train_placed(job, resolved, seat, stop, console=seat.number == 0)
+        with speaking_as(f"seed {job.experiment.seed}"):
+            train_placed(job, resolved, seat, stop, console=seat.number == 0)
     except BaseException as error:
-        outcome.error = error
+        errors[seat.number] = error
     finally:
         meeting.leave(seat.number)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import chz
 import torch
 
+from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.imports import check_loaded
 from rlframe.core.own_code import own_code
-from rlframe.core.ranks import Ranks
+from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build
 from rlframe.experiment.checks import check_parts
-from rlframe.experiment.compilation import Placing, compiled_as
-from rlframe.experiment.config import Experiment
+from rlframe.experiment.compilation import ALONE, Placing, compiled_as
+from rlframe.experiment.config import Experiment, kind_of
 from rlframe.experiment.job import Job, choices_made
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.ranks import share_of, whole_of
@@ -73,7 +74,7 @@ def describe_job(job: Job, n_here: int) -> str:
     Raises:
         ConfigError: its parts do not fit together.    SnapshotError: what it resumes cannot be read.
     """
-    found = _newest_state(job.resume, job.experiment.snapshot_mode, 0) if job.resume else None
+    found = _newest_state(job)
     with env_vars_set(job.experiment.env_vars):
         resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here, job.threads)
         config = to_flat(whole_of(resolved.experiment, job.experiment))
@@ -101,7 +102,7 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
         check_config(config)
     check_loaded(own_code(config))
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
-    found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
+    found = _newest_state(job)
     with ExitStack() as until_closed:
         until_closed.enter_context(env_vars_set(experiment.env_vars))
         resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
@@ -136,58 +137,53 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
 
 def _train(job: Job, place: RankInfo) -> TrainResult:
     """Train as one rank, usually the only one."""
-    experiment, resume = job.experiment, job.resume
-    found = _newest_state(resume, experiment.snapshot_mode, place.rank) if resume else None
+    found = _newest_state(job, place.rank)
     retain_freed_memory()
-    experiment, threads = (experiment, job.threads) if resume else _as_before(experiment, place)
+    experiment, threads = (job.experiment, job.threads) if job.resume else _as_before(job.experiment, place)
     share = share_of(experiment, place.rank)
     tune = job.tune_sampler and place.rank < experiment.n_samplers
     resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, threads)
     config = to_flat(whole_of(resolved.experiment, experiment))
     check_loaded(own_code(config))
     with env_vars_set(share.env_vars), pinned(resolved.affinity.master), _join(resolved, place) as ranks:
-        if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
-            resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
-        state = _common_state(found, ranks) if found else {}
-        placed = chz.replace(experiment, log_dir=resume or experiment.log_dir)
-        settings = resolved.experiment.without_init() if state else resolved.experiment  # state has the weights
-        with (
-            build(settings, resolved.affinity) as built,
-            logger_context(config=config, resume=bool(resume), **_record_of(placed)) as run,
-        ):
-            if not place.rank:
-                _describe(run, job, resolved, built)
-                if resume:
-                    _check_unchanged(resume, found)
-            if resume:
-                _continue(built, state, resume, found)
-            if not place.rank:
-                run.record_choices(_choices(job, resolved, built))
+        if restarted := ranks.broadcast("" if job.resume else _run_of_this_job(experiment, config, place)):
+            job = replace(job, resume=restarted)
+            found = _newest_state(job, place.rank)
+        with _begun(job, found and _common_state(found, ranks), resolved) as (built, run):
             metrics = built.train()
     return TrainResult(run.directory, metrics)
 
 
-def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: StopRequest, console: bool) -> str:
+def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: StopRequest, console: bool) -> None:
     """Train one of several jobs of this process, whose caller has its affinity and receives signals for `stop`.
 
-    Returns its directory.    console: it shows its rows and messages.
+    Args:
+        console: it shows its rows and messages.
     """
-    found = _newest_state(job.resume, job.experiment.snapshot_mode, 0) if job.resume else None
-    placed = chz.replace(job.experiment, log_dir=job.resume or job.experiment.log_dir)
-    settings = resolved.experiment.without_init() if found else resolved.experiment
+    with _begun(job, _newest_state(job), resolved, placing, console) as (built, _):
+        built.learning_call(_train_until, built.runner, stop)
+
+
+@contextmanager
+def _begun(
+    job: Job, found: _Found | None, resolved: hardware.Resolved, placing: Placing = ALONE, console: bool = True
+) -> Iterator[tuple[Built, Run | SecondaryRankRun]]:
+    """What is built for a job, and its open run, which goes on from what was found of it."""
+    settings = resolved.experiment.without_init() if found else resolved.experiment  # the state has the weights
+    config = to_flat(whole_of(resolved.experiment, job.experiment))
+    record = _record_of(chz.replace(job.experiment, log_dir=job.resume or job.experiment.log_dir))
     with (
         build(settings, resolved.affinity, placing) as built,
-        logger_context(
-            config=to_flat(resolved.experiment), resume=bool(job.resume), console=console, **_record_of(placed)
-        ) as run,
+        logger_context(config=config, resume=bool(job.resume), console=console, **record) as run,
     ):
-        _describe(run, job, resolved, built)
+        if not current_ranks().rank:
+            _describe(run, job, resolved, built)
+            if job.resume:
+                _check_unchanged(job.resume, found)
         if job.resume:
-            _check_unchanged(job.resume, found)
-            _continue(built, found.state if found else {}, job.resume, found)
+            _continue(built, job.resume, found)
         run.record_choices(_choices(job, resolved, built))
-        built.learning_call(_train_until, built.runner, stop)
-    return str(run.directory)
+        yield built, run
 
 
 def _train_until(runner: Runner, stop: StopRequest) -> None:
@@ -213,18 +209,24 @@ def _warn_of_edits(names: Sequence[str]) -> None:
 
 
 def _choices(job: Job, resolved: hardware.Resolved, built: Built) -> dict[str, Any]:
-    """What a resumed run keeps, of the settings that were left to be chosen."""
-    precision = {"precision": resolved.experiment.precision} if job.left_to_machine("precision") else {}
-    return {**hardware.choices_of(job.experiment, resolved), **precision, "compile": built.compilation.name}
+    """What a resumed run keeps to compute the same, of the settings that were left to be chosen."""
+    chosen: dict[str, Any] = {"compile": built.compilation.name}
+    if job.experiment.sampler.undecided:
+        chosen["sampler"] = kind_of("sampler", resolved.experiment.sampler)
+    if job.experiment.threads == AUTO:
+        chosen["threads"] = resolved.affinity.threads
+    if job.left_to_machine("precision"):
+        chosen["precision"] = resolved.experiment.precision
+    return chosen
 
 
-def _continue(built: Built, state: Mapping[str, Any], resume: str, found: _Found | None) -> None:
-    if not state or not found:
+def _continue(built: Built, resume: str, found: _Found | None) -> None:
+    if not found:
         current_run().truncate_after(-1)
         _logger.info(f"{resume} has no snapshot: it starts from the beginning")
         return
     with keeping(built.runner.learners.algos(), changed_at(Path(resume), int(found.facts["env_steps"]))):
-        built.runner.resume(state)
+        built.runner.resume(found.state)
     if reason := built.runner.end_reason:
         further = "raise runner.n_steps or runner.target_return, or change stop=, to continue"
         _logger.info(f"nothing is left to train: {reason}; {further}")
@@ -260,34 +262,38 @@ def _newest_name(run: str) -> str:
     return found[-1].name if found else ""
 
 
-def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
-    """The newest snapshot of a run; None if the run ended before its first.
+def _newest_state(job: Job, rank: int = 0) -> _Found | None:
+    """The newest snapshot of the run that a job resumes; None if that ended before its first, or the job is new.
 
     Raises:
         ConfigError: it has none, and has trained to its end.    SnapshotError: none can be read.
     """
-    newest = _newest_name(run)
-    if snapshot_mode != "none" and not newest:
-        result = Path(run) / RESULT
+    if not job.resume:
+        return None
+    run, newest = Path(job.resume), _newest_name(job.resume)
+    if job.experiment.snapshot_mode != "none" and not newest:
+        result = run / RESULT
         ended = read_json(result).get("ended") if result.is_file() else "interrupted"
         if ended not in ("interrupted", "failed"):
             raise ConfigError(
                 f"{run} has ended ({ended}), and has no snapshot (removed, or snapshot_mode=none), without which it "
-                f"cannot go on; train it anew by experiment={Path(run) / 'params.json'}"
+                f"cannot go on; train it anew by experiment={run / 'params.json'}"
             )
         return None
-    snapshot, state, facts = load_newest(Path(run), rank)
+    snapshot, state, facts = load_newest(run, rank)
     if not isinstance(state, dict) or not state:
         raise SnapshotError(f"{snapshot} holds no training state; init= takes weights from it, if it has any")
-    check_network(read_json(Path(run) / "params.json").get("config", {}), agents_in(state), str(snapshot))
+    check_network(read_json(run / "params.json").get("config", {}), agents_in(state), str(snapshot))
     return _Found(snapshot, state, facts, newest)
 
 
-def _common_state(found: _Found, ranks: Ranks) -> Any:
-    """This rank's state in the newest snapshot that all ranks can read."""
-    own, state, facts, _ = found
-    _, oldest = min(ranks.gather((int(facts["env_steps"]), own.name)))
-    return state if oldest == own.name else load_snapshot(own.with_name(oldest), ranks.rank)[0]
+def _common_state(found: _Found, ranks: Ranks) -> _Found:
+    """The newest snapshot that all ranks can read, with this rank's state in it."""
+    _, oldest = min(ranks.gather((int(found.facts["env_steps"]), found.snapshot.name)))
+    if oldest == found.snapshot.name:
+        return found
+    snapshot = found.snapshot.with_name(oldest)
+    return _Found(snapshot, *load_snapshot(snapshot, ranks.rank), found.newest)
 
 
 def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: RankInfo) -> str:
