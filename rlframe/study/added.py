@@ -92,8 +92,7 @@ class AddedFile:
     def has_new(self) -> bool:
         """Whether `new` has some."""
         with suppress(ConfigError):
-            is_other = size_and_time(self._directory / ADDED_FILE) != self._stat
-            return is_other and any(added.token not in self._seen for added in read_added(self._directory))
+            return any(added.token not in self._seen for added in read_added(self._directory))
         return False
 
     def new(self) -> list[Added]:

@@ -19,21 +19,9 @@ from rlframe.record.metrics import signed
 from rlframe.study.added import read_added
 from rlframe.study.plan import PlannedRun, number_or_text, varied
 from rlframe.study.population import JOURNAL, as_tuned, read_population
-from rlframe.study.record import (
-    DONE,
-    FAILED,
-    FILE,
-    INTERRUPTED,
-    PRUNED,
-    RUNNING,
-    WAITING,
-    ProgressReader,
-    Status,
-    read_record,
-)
+from rlframe.study.record import DONE, FILE, INTERRUPTED, RUNNING, STATES, ProgressReader, Status, read_record
 from rlframe.study.table import Row, common_return, last_finite, progress_line
 
-_STATES = (WAITING, RUNNING, DONE, FAILED, INTERRUPTED, PRUNED)
 _RUN = re.compile(r"((\w[\w+=.,-]*/){0,2})run_(\d{1,15})")  # no path that leads out of the study
 _MAX_RUNS = 20_000
 
@@ -172,7 +160,7 @@ def _planned(directory: Path, name: str, arguments: Mapping[str, Any]) -> Planne
 def _status(entry: dict[str, Any], has_queue: bool) -> Status:
     """The status of a run. One that runs, but whose queue does not, was interrupted."""
     state, reason = str(entry["state"]), str(entry["reason"])
-    if state not in _STATES:
+    if state not in STATES:
         raise ValueError(f"{state!r:.60} is not a state")
     status = Status(state, int(entry["slot"]), int(entry["attempts"]), float(entry["seconds"]), reason=reason)
     return replace(status, state=INTERRUPTED) if state == RUNNING and not has_queue else status

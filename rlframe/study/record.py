@@ -22,8 +22,8 @@ from rlframe.runners.stop_rule import check_metric
 from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"
-WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
-PRUNED = "pruned"  # by a search
+STATES = ("waiting", "running", "done", "failed", "interrupted", "pruned")  # of a run; pruned: by a search
+WAITING, RUNNING, DONE, FAILED, INTERRUPTED, PRUNED = STATES
 _FORMAT = 2
 _ROWS = 8  # of the tail
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
