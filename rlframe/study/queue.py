@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -72,26 +72,26 @@ class Queue:
         options: QueueOptions,
         source: MoreRuns = NO_MORE,
     ) -> None:
-        self.runs, self._source = list(runs), source
-        self._record, self._table, self._options = record, table, options
-        self._waiting = deque(run for run in runs if record.statuses[run.name].state == WAITING)
+        self.runs: list[PlannedRun] = []
+        self._record, self._table, self._options, self._source = record, table, options, source
+        self._waiting = deque[PlannedRun]()
         self._free = list(slots)
         self._active: list[RunProcess] = []
-        self._failures = dict.fromkeys((run.name for run in runs), 0)  # of this queue
-        self._readers = {run.name: ProgressReader(run.directory) for run in runs}
+        self._failures = Counter[str]()  # of this queue
+        self._readers: dict[str, ProgressReader] = {}
         self._shown_s = 0.0
+        self._take(runs)
 
     def _more(self) -> bool:
         """Take the next runs of the source; returns whether some are to be started. Those that are done are not."""
         while not self._waiting and (runs := self._source.more()):
+            self._record.add(runs)
             self._take(runs)
         return bool(self._waiting)
 
     def _take(self, runs: Sequence[PlannedRun]) -> None:
-        self._record.add(runs)
         self.runs += runs
         self._waiting += [run for run in runs if self._status(run).state == WAITING]
-        self._failures |= dict.fromkeys((run.name for run in runs), 0)
         self._readers |= {run.name: ProgressReader(run.directory) for run in runs}
 
     def run(self, stop: StopRequest) -> int:
