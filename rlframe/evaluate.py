@@ -25,7 +25,6 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, decimals, printable
 from rlframe.core.files import prepare_output
 from rlframe.core.multi_agent import JointSpace
-from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.data.writing import NewDataset, check_can_write, check_free
@@ -37,7 +36,7 @@ from rlframe.evaluation import Evaluator, report
 from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
 from rlframe.evaluation.recording import EvaluationRecorder
 from rlframe.experiment.agents import without_policy
-from rlframe.experiment.config import Experiment
+from rlframe.experiment.config import Experiment, kind_of
 from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.record.console import progress_bar
@@ -323,7 +322,7 @@ def _play_recorded(
     trained, explore = run.trained, evaluator.config.explore
     experiment = trained.experiment
     how = "with exploration" if explore else "greedy"
-    facts = facts_of(to_flat(experiment), part_name(experiment.algo, ROOTS["algo"]), experiment.seed)
+    facts = facts_of(to_flat(experiment), kind_of("algo", experiment.algo), experiment.seed)
     facts["description"] += f", {how}, at {trained.trained_for}"
     spaces = trained.observation_space, trained.action_space
     new = NewDataset(options.dataset, *spaces, env_spec_json(trained.env), facts)

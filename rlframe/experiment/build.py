@@ -21,7 +21,6 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, naming_if, pluralize, prefixed, qualified_name
 from rlframe.core.multi_agent import SHARED, JointSpace, joint
 from rlframe.core.objects import is_own
-from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
@@ -160,7 +159,7 @@ def make_learners(
     policies = agent.agents()
     if not policies:
         if learns_jointly(experiment.algo):
-            name = part_name(experiment.algo, ROOTS["algo"])
+            name = kind_of("algo", experiment.algo)
             raise ConfigError(f"algo={name} is for environments of several agents, and env={experiment.env} has one")
         algo = _make_algorithm(experiment, partial(experiment.algo.make_algorithm, agent, sampler.batch_spec))
         return {"agent": Learner(agent, algo, _make_rewards(experiment, sampler, algo, in_spaces))}
@@ -237,7 +236,7 @@ def _recorders(experiment: Experiment, in_spaces: tuple[Space, Space]) -> list[R
     if not c.record or ranks.rank >= ranks.n_samplers:
         return []
     check_can_write()
-    facts = facts_of(to_flat(c), part_name(c.algo, ROOTS["algo"]), c.seed)
+    facts = facts_of(to_flat(c), kind_of("algo", c.algo), c.seed)
     name = named_for(c.record, c.seed, c.run_ID, ranks.rank)
     transform = load_transform(c.record_transform, "record_transform", in_spaces)
     return [Recorder(name, *in_spaces, facts, c.record_compression, transform)]

@@ -22,7 +22,7 @@ from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import torch_threads, untrained_agent
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.limits import check_machine, size
+from rlframe.experiment.limits import check_machine, evaluation_workers, size
 from rlframe.experiment.tuning import fastest, ways_to_learn
 from rlframe.kernels.device import choose_device, choose_precision
 from rlframe.rollout.inference import empty_batch
@@ -240,14 +240,9 @@ def _processes(experiment: Experiment, device: str, threads: int, batch_bytes: f
         does = f"{'steps' if acts else 'acts and steps'} environments {lo} to {hi - 1}"
         whole = "plays whole episodes with policies of its own"
         yield f"worker {index}", f"{whole if runner.evolves else does}; 1 thread"
-    if n := _evaluation_workers(experiment):
+    if n := evaluation_workers(experiment):
         of_envs = pluralize(min(experiment.eval.n_envs, experiment.eval.n_episodes), "environment")
         yield "evaluation", f"{pluralize(n, 'worker')} to step {of_envs}"
-
-
-def _evaluation_workers(experiment: Experiment) -> int:
-    config = experiment.eval
-    return min(config.n_workers, config.n_envs, config.n_episodes) if experiment.evaluates else 0
 
 
 def _memory(experiment: Experiment, batch_bytes: float, worker_bytes: float) -> str:
@@ -257,7 +252,7 @@ def _memory(experiment: Experiment, batch_bytes: float, worker_bytes: float) -> 
     rows = f"{'batches' if in_background else 'the batch'} {size(of_batches)}"
     parts = [f"main {size(here)}", "without the dataset" if runner.learns_from_data else rows]
     # All workers are forks of the same server.
-    if n := experiment.sampler.worker_count() + _evaluation_workers(experiment):
+    if n := experiment.sampler.worker_count() + evaluation_workers(experiment):
         parts.append(f"{pluralize(n, 'worker')} {size(n * worker_bytes)}")
     each = "" if experiment.n_ranks == 1 else " for each rank"
     return f"memory: about {size(here + of_batches + n * worker_bytes)}{each}: {', '.join(parts)}"

@@ -14,12 +14,12 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.files import read_json
 from rlframe.core.names import find_attribute
-from rlframe.core.parts import ROOTS, module_names, part_name
+from rlframe.core.parts import ROOTS, module_names
 from rlframe.data.writing import check_free, check_name
 from rlframe.evaluation.function import find_function
 from rlframe.experiment import hardware
 from rlframe.experiment.compilation import compiled_as
-from rlframe.experiment.config import Experiment
+from rlframe.experiment.config import Experiment, kind_of
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.keys import idle_keys, keys_of
 from rlframe.experiment.limits import check_machine
@@ -287,11 +287,9 @@ def place_job(job: Job) -> tuple[Job, int]:
         experiment, reason = hardware.choose_learners(experiment)
         notes = (*notes, *filter(None, [reason]))
     if getattr(experiment.algo, "imitates", False) and not experiment.algo.replay.has_data:
-        name = part_name(experiment.algo, ROOTS["algo"])
-        notes = (
-            *notes,
-            f"without data algo={name} imitates its own play; give algo.replay=dataset algo.replay.path=NAME",
-        )
+        name = kind_of("algo", experiment.algo)
+        note = f"without data algo={name} imitates its own play; give algo.replay=dataset algo.replay.path=NAME"
+        notes = (*notes, note)
     experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.n_ranks
     check_machine(experiment, n_here)

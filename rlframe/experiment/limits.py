@@ -54,20 +54,25 @@ def check_machine(experiment: Experiment, n_ranks: int) -> None:
 
 
 def _check_processes(experiment: Experiment, n_ranks: int) -> None:
-    config, eval_config = experiment.sampler, experiment.eval
-    n_eval = min(eval_config.n_workers, eval_config.n_envs, eval_config.n_episodes) if experiment.evaluates else 0
-    n_workers = n_ranks * (max(0, config.worker_count()) + max(0, n_eval))  # AUTO is negative
+    config = experiment.sampler
+    n_workers = n_ranks * (max(0, config.worker_count()) + max(0, evaluation_workers(experiment)))  # AUTO is negative
     least = _ACTING_BYTES if config.acts_in_workers else _STEPPING_BYTES
     n_bytes, total = n_workers * least + n_ranks * _RANK_BYTES, psutil.virtual_memory().total
     most = _MOST_PER_CPU * n_cpus()
     if n_bytes > total or n_workers + n_ranks > most:
-        counts = {"sampler.n_workers": config.worker_count(), "eval.n_workers": eval_config.n_workers}
+        counts = {"sampler.n_workers": config.worker_count(), "eval.n_workers": experiment.eval.n_workers}
         given = ", ".join(f"{key}={'auto' if n == AUTO else n}" for key, n in counts.items())
         raise ConfigError(
             f"{n_workers + n_ranks:,} processes are too many for this machine: they need at least {size(n_bytes)} of "
             f"{size(total)} memory, and its {n_cpus()} CPUs run at most {most}; lower {given}, "
             f"world_size={experiment.world_size} or learners={experiment.learners}"
         )
+
+
+def evaluation_workers(experiment: Experiment) -> int:
+    """The processes that step environments of evaluations; negative: AUTO."""
+    config = experiment.eval
+    return min(config.n_workers, config.n_envs, config.n_episodes) if experiment.evaluates else 0
 
 
 def _of_rows(experiment: Experiment) -> dict[str, float]:
