@@ -7,8 +7,8 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +30,17 @@ _MOST_IMAGES = 64  # of an update: of 32 (DQN) a compiled one takes 0.8 of the t
 _SAME = ("env", "model.", "algo", "agents.", "reward.", "precision", "sampler.batch_", "world_size", "learners")
 
 
-class Placing(ABC):
-    """What `build` asks where runs may share memory and updates."""
+@dataclass(frozen=True)
+class Placing:
+    """What `build` asks where runs may share memory and updates; by default a run shares nothing."""
 
-    n_runs: int  # that share them
-
-    @abstractmethod
-    def place(self, agent: Agent) -> None:
-        """Move the parameters of an agent, before anything has views of them."""
-
-    @abstractmethod
-    def compiled(self, choice: CompileChoice, algo: Algorithm) -> CompileChoice:
-        """How updates of an algorithm are compiled, given whether that is worth its time."""
+    n_runs: int = 1  # that share them
+    place: Callable[[Agent], None] = lambda agent: None  # moves its parameters, before anything has views of them
+    # How updates of an algorithm are compiled, given whether that is worth its time.
+    compiled: Callable[[CompileChoice, Algorithm], CompileChoice] = lambda choice, algo: choice
 
 
-class Alone(Placing):
-    """Of a run that shares nothing."""
-
-    n_runs = 1
-
-    def place(self, agent: Agent) -> None:
-        pass
-
-    def compiled(self, choice: CompileChoice, algo: Algorithm) -> CompileChoice:
-        return choice
-
-
-ALONE = Alone()
+ALONE = Placing()
 
 
 def choose_compile(

@@ -72,25 +72,23 @@ def _refuse(what: str) -> NoReturn:
     raise ConfigError(f"stack=true is not for {what}; {REMEDY}")
 
 
-class Seat(Placing):
+def _seat(number: int, stack: UpdateStack) -> Placing:
     """Of one of the runs of a stack."""
 
-    def __init__(self, number: int, stack: UpdateStack) -> None:
-        self.number, self.n_runs, self._stack = number, stack.meeting.n, stack
-
-    def place(self, agent: Agent) -> None:
+    def place(agent: Agent) -> None:
         if agent.agents():
             _refuse("environments of several agents")
         observation_space: Any = agent.observation_space
         if has_images(observation_space):
             _refuse("observations that are images, whose updates it would not make faster")
-        self._stack.place(agent, self.number)
+        stack.place(agent, number)
 
-    def compiled(self, choice: CompileChoice, algo: Algorithm) -> CompileChoice:
+    def compiled(choice: CompileChoice, algo: Algorithm) -> CompileChoice:
         if not has_updates(algo):
             _refuse(f"{type(algo).__name__}, which makes its updates without updates_of (rlframe.updates.compiled)")
-        agreed = self._stack.agreed(choice)
-        return replace(agreed, prepare=partial(self._stack.prepare, self.number), shared=True)
+        return replace(stack.agreed(choice), prepare=partial(stack.prepare, number), shared=True)
+
+    return Placing(stack.meeting.n, place, compiled)
 
 
 def read_stack(words: Mapping[str, str], seeds: Sequence[str]) -> list[Job]:
@@ -145,8 +143,7 @@ def train_stack(jobs: Sequence[Job]) -> list[BaseException | None]:
     retain_freed_memory()
     first = _serial(jobs[0].experiment)
     resolved = hardware.resolve(first, threads=jobs[0].threads)
-    meeting = Meeting(len(jobs))
-    stack, level = UpdateStack(meeting), _logger.level
+    stack, level = UpdateStack(Meeting(len(jobs))), _logger.level
     errors: list[BaseException | None] = [None for _ in jobs]
     with (
         env_vars_set(first.env_vars),
@@ -157,7 +154,7 @@ def train_stack(jobs: Sequence[Job]) -> list[BaseException | None]:
         for number, job in enumerate(jobs):
             own = _serial(job.experiment)
             own = chz.replace(own, precision=resolved.experiment.precision, eval=resolved.experiment.eval)
-            train = partial(_train, job, replace(resolved, experiment=own), Seat(number, stack), meeting, stop, errors)
+            train = partial(_train, job, replace(resolved, experiment=own), number, stack, stop, errors)
             name = f"seed {job.experiment.seed}"
             threads.append(threading.Thread(target=copy_context().run, args=(train,), name=name, daemon=True))
         for thread in threads:
@@ -171,19 +168,19 @@ def train_stack(jobs: Sequence[Job]) -> list[BaseException | None]:
 def _train(
     job: Job,
     resolved: hardware.Resolved,
-    seat: Seat,
-    meeting: Meeting,
+    number: int,
+    stack: UpdateStack,
     stop: StopRequest,
     errors: list[BaseException | None],
 ) -> None:
-    meeting.begin(seat.number)
+    stack.meeting.begin(number)
     try:
         with speaking_as(f"seed {job.experiment.seed}"):
-            train_placed(job, resolved, seat, stop, console=seat.number == 0)
+            train_placed(job, resolved, _seat(number, stack), stop, console=number == 0)
     except BaseException as error:
-        errors[seat.number] = error
+        errors[number] = error
     finally:
-        meeting.leave(seat.number)
+        stack.meeting.leave(number)
 
 
 def _serial(experiment: Experiment) -> Experiment:
