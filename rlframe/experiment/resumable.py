@@ -17,6 +17,7 @@ from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.objects import is_same, long_key
 from rlframe.experiment.settings import from_flat, to_flat
+from rlframe.experiment.study_keys import SEARCH
 from rlframe.record.branch import changes_of
 
 _GROUPS = ("algo.", "reward.")
@@ -107,18 +108,16 @@ def _place(experiment: Experiment, key: str) -> tuple[Any, ConfigField | None]:
     return config, fields_of(type(config)).get(name) if chz.is_chz(config) else None
 
 
-def check_changeable(experiment: Experiment, keys: Iterable[str], prefix: str = "") -> set[str]:
-    """Returns those of the keys that take a schedule.
+def check_changeable(experiment: Experiment, keys: Iterable[str]) -> set[str]:
+    """Returns those of the searched keys that take a schedule.
 
-    Args:
-        prefix: of the keys on the command line, for the message.
     Raises:
         ConfigError: a run cannot change one of them at a snapshot; the message says which it can.
     """
     scheduled = set()
     for key in keys:
         if not can_change(long_key(key), experiment):
-            raise ConfigError(f"{prefix}{key}: a run cannot change {key} at a snapshot, only {WHAT_CAN}; remove it")
+            raise ConfigError(f"{SEARCH}{key}: a run cannot change {key} at a snapshot, only {WHAT_CAN}; remove it")
         if (field := _place(experiment, long_key(key))[1]) and accepts_schedule(field.chz):
             scheduled.add(key)
     return scheduled

@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generator
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.resumable import check_changeable
-from rlframe.experiment.study_keys import PBT_KEYS, SEARCH
+from rlframe.experiment.study_keys import PBT_KEYS
 from rlframe.study.record import RETURNS, metric_of
 from rlframe.study.search_space import Domain, read_space, word_of
 
@@ -62,7 +62,7 @@ class PbtPlan:
         resample, metric = given.number("pbt.resample", 0.25, 0, 1), metric_of(given)
         seed = given.count("seed", 0)
         space = read_space(words)
-        scheduled = frozenset(check_changeable(experiment, space, SEARCH))
+        scheduled = frozenset(check_changeable(experiment, space))
         return cls(space, n_members, interval, n_steps, seed, quantile, resample, metric, scheduled)
 
     @property

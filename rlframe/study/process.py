@@ -171,11 +171,11 @@ class RunProcess:
         if now >= self._kill_s:
             kill_group(self.pid)
 
-    def interrupt(self, grace_s: float) -> None:
-        """Ask the run to write a snapshot and end; kill it after `grace_s`."""
+    def interrupt(self) -> None:
+        """Ask the run to write a snapshot and end; kill it after SNAPSHOT_S."""
         self.interrupted = True
         self._send(signal.SIGINT)  # the run stops its own workers
-        self._kill_s = min(self._kill_s, time.monotonic() + grace_s)
+        self._kill_s = min(self._kill_s, time.monotonic() + SNAPSHOT_S)
 
     def close(self) -> None:
         """Kill the process group if it still runs, and release all resources."""

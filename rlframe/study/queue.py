@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
-from rlframe.study.process import REFUSED, SNAPSHOT_S, RunProcess
+from rlframe.study.process import REFUSED, RunProcess
 from rlframe.study.record import (
     DONE,
     FAILED,
@@ -167,7 +167,7 @@ class Queue:
                     self._note_directory(run)
                 if not (process.pruned or process.interrupted) and (why := self._source.reason_to_stop(process.run)):
                     process.pruned = why
-                    process.interrupt(SNAPSHOT_S)
+                    process.interrupt()
                 continue
             self._active.remove(process)
             self._free.append(process.slot)
@@ -230,7 +230,7 @@ class Queue:
             snapshots = pluralize(len(running), "snapshot")
             self._table.message(f"stopping: waiting for {snapshots}; signal again to stop at once")
         for process in running:
-            process.interrupt(SNAPSHOT_S)
+            process.interrupt()
 
     def _row(self, run: PlannedRun) -> Row:
         status = self._status(run)
