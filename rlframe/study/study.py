@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ class Study:
 
     directory: Path
     runs: tuple[PlannedRun, ...]
-    facts: Mapping[str, Any]  # for experiment.json
-    resume_hint: str  # how to continue it
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for experiment.json
+    resume_hint: str = ""  # how to continue it
     search: SearchPlan | None = None  # which finds the settings of further runs
     make_runs: MakeRuns | None = None  # of a trial of the search
     more: MoreRuns = NO_MORE  # of a grid

@@ -110,7 +110,7 @@ def plan_study(
     facts = {"command": command, "experiments": experiments, "grid": grid, "started_in": _place_of(study.directory)}
     config = _common_config(checked)
     needs_trust = any(map(foreign, [config, *_settings_in(experiments)]))
-    hint = f"{study.resume_hint}{' trust=true' * needs_trust}"
+    hint = shlex.quote(f"resume={study.directory}") + " trust=true" * needs_trust
     study = replace(study, facts={**facts, "config": config}, resume_hint=hint)
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
     n_processes = len({run.stack_command or run.name for run in study.runs}) or study.n_runs
@@ -124,11 +124,6 @@ def _place_of(directory: Path) -> str:
     return str(before or Path.cwd())
 
 
-def _continuing(directory: Path) -> str:
-    """The word that continues a study, as a shell takes it."""
-    return shlex.quote(f"resume={directory}")
-
-
 Place = Callable[[Sequence[Experiment]], Path]  # the directory of a study of these configs
 Planned = tuple[Study, list[Experiment]]  # a study and the configs of its runs, or of some of a search
 
@@ -140,8 +135,7 @@ def _swept(experiments: Experiments, check: Check, trust: bool, place: Place) ->
     runs = _make_runs(experiments, directory, trust)
     more = AddedRuns(directory, partial(make_added, directory, runs, trust, experiments), runs)
     added = more.more()
-    study = Study(directory, (*runs, *added), {}, _continuing(directory), more=more)
-    return study, checked + _checked(added, check)
+    return Study(directory, (*runs, *added), more=more), checked + _checked(added, check)
 
 
 def make_added(
@@ -203,7 +197,7 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         of_trial = [{**base, **values, "seed": str(seed)} for seed in search.seeds]
         return [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
 
-    return Study(directory, (), {}, _continuing(directory), search, make_runs), checked
+    return Study(directory, (), search=search, make_runs=make_runs), checked
 
 
 def base_words(words: Mapping[str, str]) -> dict[str, str]:
@@ -229,7 +223,7 @@ def _with_population(
         seed = population.seed + k
         arguments = {**base, **member.settings, "seed": str(seed)}
         runs.append(template.make_run(directory, "", f"member_{k}", seed, arguments))
-    return Study(directory, tuple(runs), {}, _continuing(directory), population=population)
+    return Study(directory, tuple(runs), population=population)
 
 
 def _shared(experiments: Experiments) -> KeyValues:
@@ -341,7 +335,7 @@ def single_run(words: Mapping[str, str], experiment: Experiment) -> PlannedRun:
         command = (sys.executable, "-m", "rlframe.launch", *[f"{key}={value}" for key, value in words.items()])
         return PlannedRun("", experiment.run_ID, words, Path(words["resume"]), command, command)
     directory = new_directory(experiment.log_dir, experiment.run_ID, experiment.title())
-    template = run_template(KeyValues(f"{key}={words[key]}" for key in ("trust",) if key in words).flag("trust"))
+    template = run_template(words.get("trust", "").lower() == "true")
     arguments = {key: value for key, value in words.items() if key not in ("trust", "log_dir", "run_ID")}
     return template.make_run(directory.parent, "", "", experiment.run_ID, arguments)
 
