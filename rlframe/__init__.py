@@ -33,10 +33,7 @@ def train(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **
         ConfigError: a setting is wrong; nothing was written.
         Interrupted: Ctrl-C stopped it; a snapshot was written, and resume= continues the run.
     """
-    from rlframe.core.main_script import check_not_imported
-
-    check_not_imported("train")
-    keys = _keys(algo, env, n_steps, settings)
+    keys = _keys("train", algo, env, n_steps, settings)
     from rlframe.experiment import fetch, job, train
 
     return train.train(job.place_job(job.read_job(fetch.with_fetched(keys)))[0])
@@ -55,10 +52,7 @@ def build(algo: Any = None, env: Any = None, /, n_steps: float | None = None, **
     Raises:
         ConfigError: a setting is wrong, or is for several processes.
     """
-    from rlframe.core.main_script import check_not_imported
-
-    check_not_imported("build")
-    keys = _keys(algo, env, n_steps, settings)
+    keys = _keys("build", algo, env, n_steps, settings)
     from rlframe.experiment.job import read_job
     from rlframe.experiment.train import live_run
 
@@ -80,7 +74,7 @@ def restore(path: Any, n_steps: float | None = None, **settings: Any) -> "LiveRu
     """
     log_dir = str(settings.pop("log_dir", "") or "")
     settings.setdefault("sync", "")  # the state's own is that of another run
-    keys = _keys(None, None, n_steps, {"resume": str(path), **settings})
+    keys = _keys("restore", None, None, n_steps, {"resume": str(path), **settings})
     from rlframe.experiment.job import read_job
     from rlframe.experiment.resumable import check_fits_state
     from rlframe.experiment.train import live_run
@@ -162,12 +156,14 @@ def log(name: str, value: Any) -> None:
     metrics.log(name, value)
 
 
-def _keys(algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Flat keys, with names in the place of objects."""
-    from rlframe.core.parts import python_keys  # imports are in functions: rlframe alone loads no torch
+def _keys(call: str, algo: Any, env: Any, n_steps: float | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Flat keys, with names in the place of objects; `call`: the function that a script has called."""
+    from rlframe.core.main_script import check_not_imported  # imports are in functions: rlframe alone loads no torch
+    from rlframe.core.parts import python_keys
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
+    check_not_imported(call)
     given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
     keys = python_keys([*given, *settings.items()])
     limit_threads(competing_work(keys))

@@ -1,6 +1,7 @@
 """run_study takes Python objects in variants, and writes them as words of a command."""
 
 import functools
+import importlib
 import json
 import math
 import re
@@ -171,6 +172,17 @@ def test_a_run_that_imports_the_script_starts_no_study(
     script.__spec__ = gymnasium.__spec__.__class__("rlframe.launch", None)
     assert run_study(PRINTS, [{"env": forms.short_walk}], [0], str(tmp_path / "study")) == 2
     assert "rlframe.launch imports this script; call run_study below if __name__ ==" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", ["train", "build", "restore"])
+def test_a_script_that_its_study_imports_starts_no_run(
+    call: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "script.py").write_text(f"import rlframe\nrlframe.{call}('nowhere')\n")
+    script.__file__, script.__spec__ = str(tmp_path / "script.py"), None
+    with pytest.raises(ConfigError, match=f"its own study imports this script; call {call} below if __name__ =="):
+        importlib.import_module("script")
 
 
 def test_a_script_that_trains_and_starts_a_study_of_its_own_class_is_not_run_again(tmp_path: Path) -> None:
