@@ -14,6 +14,7 @@ import numpy as np
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import number_in
 from rlframe.core.seeding import Role, generator
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.resumable import check_changeable
@@ -193,7 +194,7 @@ def schedules(plan: PbtPlan, pieces: Sequence[Member]) -> dict[str, str]:
     found = {}
     for key in plan.space:
         values = [piece.settings[key] for piece in pieces]
-        if key not in plan.scheduled or len(set(values)) == 1 or not all(map(_is_number, values)):
+        if key not in plan.scheduled or len(set(values)) == 1 or not all(math.isfinite(number_in(x)) for x in values):
             found[key] = values[-1]
             continue
         points = [f"0:{values[0]}"]
@@ -202,10 +203,3 @@ def schedules(plan: PbtPlan, pieces: Sequence[Member]) -> dict[str, str]:
                 points += [f"{pieces[i].env_steps}:{values[i - 1]}", f"{pieces[i].env_steps}:{values[i]}"]
         found[key] = f"piecewise({','.join(points)})"
     return found
-
-
-def _is_number(word: str) -> bool:
-    try:
-        return math.isfinite(float(word))
-    except ValueError:
-        return False

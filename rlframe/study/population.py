@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.analysis.curves import read_run
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file
@@ -27,7 +26,7 @@ from rlframe.record.metrics import signed
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.study.pbt import Member, PbtPlan, first_members, next_members, schedules
 from rlframe.study.plan import PlannedRun, number_or_text
-from rlframe.study.record import DONE, FAILED, WAITING, Status
+from rlframe.study.record import DONE, FAILED, WAITING, Status, logged_columns
 
 JOURNAL, BEST = "population.jsonl", "best.json"  # in the study's directory
 
@@ -115,7 +114,7 @@ class Population:
         return True
 
     def _check_metric(self) -> None:
-        columns = [name for run in self._runs for name in _columns(run)]
+        columns = [name for run in self._runs for name in logged_columns(run)]
         if columns and self._column not in columns:
             hint = nearest(self._column, columns)
             raise ConfigError(f"metric={self.plan.metric} is not in the logs{hint}; begin anew with another")
@@ -134,7 +133,7 @@ class Population:
 
     def _score(self, run: PlannedRun, start: int) -> float:
         """The last value of the metric after `start`, higher is better; nan if there is none."""
-        columns = _columns(run)
+        columns = logged_columns(run)
         if self._column not in columns or "env_steps" not in columns:
             return math.nan
         values = columns[self._column][columns["env_steps"] > start]
@@ -209,13 +208,6 @@ def _env_steps(run: PlannedRun) -> int:
     """Of its newest snapshot; -1 if it has none."""
     found = list_snapshots(run.directory / "snapshot")
     return env_steps_of(found[-1]) if found else -1
-
-
-def _columns(run: PlannedRun) -> Mapping[str, np.ndarray]:
-    try:
-        return read_run(run.directory).columns
-    except (ConfigError, OSError):  # it has none yet
-        return {}
 
 
 def _entry(member: Member) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlframe.analysis.curves import N_STEPS
+import numpy as np
+
+from rlframe.analysis.curves import N_STEPS, read_run
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import naming_disk_errors, number_in, open_regular_file, read_json, replace_file
@@ -127,6 +129,14 @@ def newest_values(path: Path) -> dict[str, float]:
         row = {name: number_in(cell) for name, cell in zip(names, cells, strict=False) if cell}
         found = {**found, **row, "env_steps": max(found.get("env_steps", 0.0), row.get("env_steps", 0.0))}
     return found
+
+
+def logged_columns(run: PlannedRun) -> Mapping[str, np.ndarray]:
+    """The columns of a run's log; none if it has no log yet, or a damaged one."""
+    try:
+        return read_run(run.directory).columns
+    except (ConfigError, OSError):
+        return {}
 
 
 @dataclass

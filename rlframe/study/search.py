@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.aggregates import iqm
-from rlframe.analysis.curves import read_run
 from rlframe.analysis.trials import SEARCH_JOURNAL
 from rlframe.core.command_line import KeyValues
 from rlframe.core.config import check_one_of, nearest
@@ -29,7 +28,7 @@ from rlframe.record.metrics import METRICS, signed, without_learner
 from rlframe.study.added import AddedFile, warn
 from rlframe.study.plan import PlannedRun
 from rlframe.study.queue import MoreRuns
-from rlframe.study.record import DONE, PRUNED, RETURNS, Status, metric_of, size_and_time
+from rlframe.study.record import DONE, PRUNED, RETURNS, Status, logged_columns, metric_of, size_and_time
 from rlframe.study.search_space import Domain, read_space, word_of
 
 PBT = "pbt"  # the searcher that is in rlframe.study.pbt
@@ -258,10 +257,7 @@ class Search(MoreRuns):
 
     def _values(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The metric of a run in its log so far, in which interval each value is, and which came after an update."""
-        try:
-            columns = read_run(run.directory).columns
-        except (ConfigError, OSError):  # it has none yet
-            columns = {}
+        columns = logged_columns(run)
         self._columns |= dict.fromkeys(columns)
         values = columns.get(self._column, np.empty(0))
         updates, env_steps = (columns.get(name, np.full(len(values), np.nan)) for name in ("updates", "env_steps"))
