@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,7 +276,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
     """Play a run's episodes and print them."""
     trained, replay = run.trained, options.replay
     seed, number = (trained.experiment.seed, trained.step) if replay else (options.seed, 0)
-    config, watched = trained.experiment.eval, options.render or options.video
+    config = trained.experiment.eval
     precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
     with (
         env_vars_set(trained.experiment.env_vars),
@@ -287,8 +287,11 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
         def on_episode(episode: Trajectory) -> None:
             advance(episode.length if config.env_steps else 1)
 
-        if watched:
-            episodes = _watch(trained, options, folder, on_episode)
+        if options.render or options.video:
+            episodes = []
+            for episode in _watched(trained, options, folder):
+                on_episode(episode)
+                episodes.append(episode)
         else:
             with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator:
                 episodes = _play_recorded(evaluator, run, options, number, on_episode)
@@ -340,26 +343,17 @@ def _play_recorded(
     return episodes
 
 
-def _watch(
-    trained: Trained, options: EvaluationOptions, folder: Path, on_episode: Callable[[Trajectory], None]
-) -> list[Trajectory]:
+def _watched(trained: Trained, options: EvaluationOptions, folder: Path) -> Iterator[Trajectory]:
     """Play episodes in a window, or film them."""
-    config, episodes = trained.experiment.eval, []
+    config = trained.experiment.eval
     which = FilmConfig(config.n_episodes, options.seed, config.explore, config.max_length)
-
-    def add(episode: Trajectory) -> None:
-        on_episode(episode)
-        episodes.append(episode)
-
     with trained.agent.exploring_at(config.epsilon):
         if options.render:
-            for episode in show(trained.env, trained.agent, which):
-                add(episode)
-            return episodes
+            yield from show(trained.env, trained.agent, which)
+            return
         for path, episode in film(folder, trained.env, trained.agent, which):
             print(f"video: {path}")
-            add(episode)
-    return episodes
+            yield episode
 
 
 if __name__ == "__main__":
