@@ -7,7 +7,6 @@ import signal
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
 
-import logging
 import math
 import os
 import sys
@@ -92,8 +91,6 @@ _WITHOUT_EFFECT = (  # beginnings of keys of the run
     *("eval.opponents", "eval.estimate", "eval.dataset", "record", "compile", "ray."),
 )
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-
-_logger = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True)

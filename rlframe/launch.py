@@ -66,7 +66,7 @@ keys of a study:
   seeds=innermost      innermost: all seeds of a setting first | outermost: all settings with the first seed first
 """
 
-_NOT_OF_RUNS = ("dry_run", "traceback", "retries", "stall_s", "stack", "seeds")
+_NOT_OF_RUNS = ("dry_run", "retries", "stall_s", "stack", "seeds")
 
 
 def main(argv: list[str]) -> int:

@@ -39,7 +39,6 @@ from rlframe.record.directory import RESULT, check_config, resumed_session, run_
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.run import Run, SecondaryRankRun
 from rlframe.record.snapshot import load_newest, load_snapshot, params_of
-from rlframe.runners import Runner
 from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 from rlframe.system.env_vars import env_vars_set
@@ -161,7 +160,8 @@ def train_placed(job: Job, resolved: hardware.Resolved, placing: Placing, stop: 
         console: it shows its rows and messages.
     """
     with _begun(job, _newest_state(job), resolved, placing, console) as (built, _):
-        built.learning_call(_train_until, built.runner, stop)
+        built.runner.stop = stop
+        built.learning_call(list, built.runner.rows())
 
 
 @contextmanager
@@ -184,12 +184,6 @@ def _begun(
             _continue(built, job.resume, found)
         run.record_choices(_choices(job, resolved, built))
         yield built, run
-
-
-def _train_until(runner: Runner, stop: StopRequest) -> None:
-    runner.stop = stop
-    for _ in runner.rows():
-        pass
 
 
 def _describe(run: Run | SecondaryRankRun, job: Job, resolved: hardware.Resolved, built: Built) -> None:

@@ -26,7 +26,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.experiment.study_keys import SEARCH_KEYS
 from rlframe.record.metrics import METRICS, signed, without_learner
 from rlframe.study.added import AddedFile, warn
-from rlframe.study.plan import PlannedRun
+from rlframe.study.plan import MAX_RUNS, PlannedRun
 from rlframe.study.queue import MoreRuns
 from rlframe.study.record import DONE, PRUNED, RETURNS, Status, logged_columns, metric_of, size_and_time
 from rlframe.study.search_space import Domain, read_space, word_of
@@ -55,8 +55,8 @@ class SearchPlan:
         given = KeyValues(f"{key}={words[key]}" for key in SEARCH_KEYS if key in words)
         space = read_space(words)
         n_trials = given.count("n_runs", 32)
-        if not 1 <= n_trials <= 5_000:
-            raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
+        if not 1 <= n_trials <= MAX_RUNS:
+            raise ConfigError(f"n_runs={n_trials} must be from 1 to {MAX_RUNS:,} trials")
         searcher, pruner = given.text("searcher", _SEARCHERS[0]), given.text("pruner", _PRUNERS[0])
         check_one_of("searcher", searcher, _SEARCHERS)
         check_one_of("pruner", pruner, _PRUNERS)
