@@ -139,6 +139,13 @@ def test_resume_refuses_to_change_settings_that_decide_the_result(run, capsys):
     assert main([f"resume={run}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
 
 
+def test_an_empty_resume_in_the_directory_of_a_study_is_refused(tmp_path, capsys, monkeypatch):
+    (tmp_path / "experiment.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume=", "dry_run=true"]) == 2
+    assert "resume= is empty, perhaps an unset shell variable" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fault", ["raise", "nan", "shape"])
 def test_a_failing_environment_ends_the_run_with_its_facts_and_a_snapshot(tmp_path, capsys, fault):
     words = (

@@ -343,7 +343,7 @@ def single_run(words: Mapping[str, str], experiment: Experiment) -> PlannedRun:
 def is_study(arguments: Mapping[str, str]) -> bool:
     """Whether the command line has a grid, names a YAML file that has one, or resumes a study."""
     if "resume" in arguments:
-        return (Path(arguments["resume"]) / FILE).is_file()
+        return bool(arguments["resume"]) and (Path(arguments["resume"]) / FILE).is_file()
     return has_grid(arguments) or bool(arguments.get("experiment") and load_study(arguments["experiment"]))
 
 
