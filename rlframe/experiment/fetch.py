@@ -59,9 +59,7 @@ def with_fetched(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _directory(keys: Mapping[str, Any], base: str, name: str) -> Path:
     """The new run directory, created."""
     found, parent = _RUN.fullmatch(name), base.rpartition("/")[2]
-    run_id = KeyValues([f"run_ID={keys['run_ID']}"] if "run_ID" in keys else []).count(
-        "run_ID", int(found[1] if found else 0)
-    )
+    run_id = KeyValues([f"run_ID={keys.get('run_ID', found[1] if found else 0)}"]).count("run_ID", 0)
     return new_directory(keys.get("log_dir", ""), run_id, parent if _FOLDER.fullmatch(parent) else "run")
 
 

@@ -45,6 +45,11 @@ from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import StopRequest
 
+_RECORDED = (  # fields that are arguments of logger_context
+    *("log_dir", "run_ID", "loggers", "log_level", "sync"),
+    *("snapshot_mode", "snapshot_gap", "snapshot_keep", "snapshot_best", "snapshot_errors"),
+)
+
 _logger = logging.getLogger("rlframe")
 
 
@@ -119,19 +124,7 @@ def _live_run(job: Job, log_dir: str) -> LiveRun:
 
 def _record_of(experiment: Experiment) -> dict[str, Any]:
     """The arguments of logger_context that an experiment decides, but for its config."""
-    return {
-        "log_dir": experiment.log_dir,
-        "run_ID": experiment.run_ID,
-        "name": experiment.title(),
-        "snapshot_mode": experiment.snapshot_mode,
-        "snapshot_gap": experiment.snapshot_gap,
-        "snapshot_keep": experiment.snapshot_keep,
-        "snapshot_best": experiment.snapshot_best,
-        "snapshot_errors": experiment.snapshot_errors,
-        "loggers": experiment.loggers,
-        "log_level": experiment.log_level,
-        "sync": experiment.sync,
-    }
+    return {"name": experiment.title(), **{name: getattr(experiment, name) for name in _RECORDED}}
 
 
 def _train(job: Job, place: RankInfo) -> TrainResult:
