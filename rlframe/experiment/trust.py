@@ -21,7 +21,7 @@ from rlframe.core.errors import ConfigError, one_line, printable
 from rlframe.core.files import read_json
 from rlframe.core.yaml import is_passed_on, parse_yaml
 from rlframe.evaluation.matches import RANDOM
-from rlframe.experiment.agents import OF_POLICY
+from rlframe.experiment.agents import OF_POLICY, without_policy
 from rlframe.experiment.objects import is_object
 from rlframe.record.loggers import LOGGERS
 
@@ -70,7 +70,6 @@ _TEXT = (
     "affinity",
 )  # fields of free text
 _GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no value
-_POLICY = re.compile(r"agents\.policies\.\w+\.")  # what comes before the keys of one of several policies
 _AGENTS = re.compile(r"agents\.(map(\..*)?|map_function)")
 _PATTERN = re.compile(r"[\w*?\-]*")  # of names of agents
 _KWARGS = re.compile(r"([\w-]+\.)*(env_)?kwargs(\..*)?")  # keys of arguments
@@ -158,7 +157,7 @@ def foreign(config: Mapping[str, Any], most_weights: int = _MAX_WEIGHTS) -> list
 
 def _is_plain(key: str, value: Any) -> bool:
     """Whether an entry is harmless: by the rule of its key, else as a number, a plain word or a part of rlframe."""
-    key = _POLICY.sub("", key)
+    key = without_policy(key)
     if rule := _RULES.get(key):
         return rule(value)
     if key.partition(".")[0] == "env_vars":  # libraries load code by many of them

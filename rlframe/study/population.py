@@ -180,11 +180,8 @@ class Population:
         score = self._sign * members[best].score
         path = self._path.with_name(BEST)
         config = read_json(self._runs[best].directory / "params.json")["config"]
-        config |= {long_key(key): number_or_text(x) for key, x in words.items()} | {
-            "log_dir": "",
-            "run_ID": 0,
-            "stop": "",
-        }
+        config |= {long_key(key): number_or_text(x) for key, x in words.items()}
+        config |= {"log_dir": "", "run_ID": 0, "stop": ""}
         replace_file(path, json.dumps({"config": config}, indent=2) + "\n")
         trust = " trust=true" if foreign(config) else ""
         again = f"python -m rlframe.launch experiment={shlex.quote(str(path))}{trust}"
