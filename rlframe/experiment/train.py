@@ -129,18 +129,16 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
 
 def _train(job: Job, place: RankInfo) -> TrainResult:
     """Train as one rank, usually the only one."""
+    job = _restarted(job, place)
     found = _newest_state(job, place.rank)
     retain_freed_memory()
-    experiment, threads = (job.experiment, job.threads) if job.resume else _as_before(job.experiment, place)
-    share = share_of(experiment, place.rank)
-    tune = job.tune_sampler and place.rank < experiment.n_samplers
-    resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, threads)
-    config = to_flat(whole_of(resolved.experiment, experiment))
-    check_loaded(own_code(config))
+    share = share_of(job.experiment, place.rank)
+    tune = job.tune_sampler and place.rank < job.experiment.n_samplers
+    resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, job.threads)
+    check_loaded(own_code(to_flat(whole_of(resolved.experiment, job.experiment))))
     with env_vars_set(share.env_vars), pinned(resolved.affinity.master), _join(resolved, place) as ranks:
-        if restarted := ranks.broadcast("" if job.resume else _run_of_this_job(experiment, config, place)):
-            job = replace(job, resume=restarted)
-            found = _newest_state(job, place.rank)
+        if ranks.broadcast(job.resume) != job.resume:
+            raise ConfigError(f"rank {place.rank} does not see the run of rank 0; give log_dir= a folder of all ranks")
         with _begun(job, found and _common_state(found, ranks), resolved) as (built, run):
             metrics = built.train()
     return TrainResult(run.directory, metrics)
@@ -283,28 +281,23 @@ def _common_state(found: _Found, ranks: Ranks) -> _Found:
     return _Found(snapshot, *load_snapshot(snapshot, ranks.rank), found.newest)
 
 
-def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: RankInfo) -> str:
-    """The run directory to continue if torchrun has restarted this job's ranks; else empty.
+def _restarted(job: Job, place: RankInfo) -> Job:
+    """The job; if torchrun has restarted its ranks, it resumes the run that it began, with what that chose.
 
-    A job is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
+    It is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
     """
-    directory = run_directory(experiment.log_dir, experiment.run_ID)
-    if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
-        return ""
-    before = read_json(directory / "params.json").get("config", {})
-    same = all(before.get(key) == value for key, value in config.items() if is_fixed(key))
-    return str(directory) if same else ""
-
-
-def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int]:
-    """The experiment with the sampler, and the threads, that its job chose before torchrun restarted its ranks."""
-    directory = run_directory(experiment.log_dir, experiment.run_ID)
-    if not _run_of_this_job(experiment, to_flat(experiment), place):
-        return experiment, 0
-    chosen = choices_made(directory)
+    experiment = job.experiment
+    run = run_directory(experiment.log_dir, experiment.run_ID)
+    if job.resume or not place.job or not experiment.log_dir or not (run / "params.json").is_file():
+        return job
+    config, before = to_flat(experiment), read_json(run / "params.json").get("config", {})
+    if any(before.get(key) != value for key, value in config.items() if is_fixed(key)):
+        return job
+    chosen = choices_made(run)
     if experiment.sampler.undecided and "sampler" in chosen:
-        config = read_json(directory / "params.json").get("config", {})
-        of_sampler = {key: value for key, value in config.items() if key.startswith("sampler.")}
-        before = from_flat({**to_flat(experiment), "sampler": chosen["sampler"], **of_sampler})
-        experiment = chz.replace(experiment, sampler=before.sampler)
-    return compiled_as(chosen, experiment, recorded=experiment.compile)[0], chosen.get("threads", 0)
+        of_sampler = {key: value for key, value in before.items() if key.startswith("sampler.")}
+        sampler = from_flat({**config, "sampler": chosen["sampler"], **of_sampler}).sampler
+        experiment = chz.replace(experiment, sampler=sampler)
+    experiment, _ = compiled_as(chosen, experiment, recorded=experiment.compile)
+    threads = chosen.get("threads", 0)
+    return replace(job, experiment=experiment, resume=str(run), tune_sampler=False, threads=threads)

@@ -14,7 +14,7 @@ from rlframe.core.config import AUTO
 from rlframe.experiment import hardware
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.job import read_job
-from rlframe.experiment.train import _as_before
+from rlframe.experiment.train import _restarted
 from rlframe.experiment.tuning import Way
 from rlframe.samplers import auto, cpu, serial
 from rlframe.system.distributed import RankInfo
@@ -106,15 +106,16 @@ def test_threads_that_no_run_here_can_have_chosen_are_chosen_anew(
 
 
 def test_ranks_that_torchrun_restarts_keep_what_their_job_chose(tmp_path: Path) -> None:
-    experiment = read_job({**KEYS, "sampler": "auto", "threads": "auto", "log_dir": str(tmp_path)}).experiment
-    place = RankInfo(job="one")
-    assert _as_before(experiment, place) == (experiment, 0), "it starts"
+    auto = {"sampler": "auto", "threads": "auto", "tune_sampler": "true"}
+    job, place = read_job({**KEYS, **auto, "log_dir": str(tmp_path)}), RankInfo(job="one")
+    assert _restarted(job, place) is job, "it starts"
     assert launch.main([*words(sampler="cpu", sampler__n_workers="2", threads="1"), f"log_dir={tmp_path}"]) == 0
     file = tmp_path / "run_0/params.json"
     content = params(tmp_path / "run_0")
-    config = content["config"] | {"precision": experiment.precision, "threads": "auto", "log_dir": str(tmp_path)}
+    config = content["config"] | {"precision": job.experiment.precision, "threads": "auto", "log_dir": str(tmp_path)}
     file.write_text(json.dumps({**content, "config": config, "chosen": {"sampler": "cpu", "threads": 1}}))
-    again, threads = _as_before(experiment, place)
-    assert isinstance(again.sampler, cpu.Config)
-    assert (again.sampler.n_workers, threads) == (2, 1)
-    assert _as_before(experiment, RankInfo()) == (experiment, 0), "without torchrun"
+    again = _restarted(job, place)
+    assert isinstance(again.experiment.sampler, cpu.Config)
+    assert (again.experiment.sampler.n_workers, again.threads) == (2, 1)
+    assert (again.resume, again.tune_sampler) == (str(tmp_path / "run_0"), False), "it is tuned already"
+    assert _restarted(job, RankInfo()) is job, "without torchrun"
