@@ -51,14 +51,10 @@ class AgentsConfig:
     def _check(self) -> None:
         if self.map and self.map_function:
             raise ConfigError("agents.map has names of agents and a function; give one of them")
-        if n := self.league.opponents:
-            given = {"map": self.map or self.map_function, "policies": self.policies, "train": self.train}
-            for key, value in given.items():
-                if value:
-                    raise ConfigError(
-                        f"agents.league.opponents={n} is for one policy that learns from playing its own past; remove "
-                        f"agents.{key}"
-                    )
+        if (n := self.league.opponents) and (key := self.given()) in ("agents.map", "agents.policies", "agents.train"):
+            raise ConfigError(
+                f"agents.league.opponents={n} is for one policy that learns from playing its own past; remove {key}"
+            )
         for name in self.policies:
             if not _NAME.fullmatch(name):
                 raise ConfigError(f"agents.policies.{name:.60}: a policy's name has letters, digits and _ only")
