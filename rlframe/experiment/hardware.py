@@ -105,20 +105,15 @@ def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) 
     Raises:
         ConfigError: the affinity does not fit the machine, or the ranks do not fit the affinity.
     """
-    topology, runner = read_topology(), experiment.runner
+    topology, runner, learner_cores = read_topology(), experiment.runner, 0
     n_workers = max(0, experiment.sampler.worker_count())  # AUTO is negative
-    code = experiment.affinity
-    if not runner.samples_in_background:
-        return affinity_share(code, topology, n_workers, local_rank, local_world_size)
-    affinity = plan(code, topology, n_workers)
-    if local_world_size > 1:
-        n_own = affinity.threads // local_world_size
-        half = runner.learner_cores or max(1, n_own // 2)
-        return affinity_share(code, topology, n_workers, local_rank, local_world_size, half)
-    # With a GPU, learning keeps one core busy, and the others step environments.
-    on_gpu = choose_device(experiment.device, affinity.gpus).type == "cuda"
-    learner_cores = runner.learner_cores or (1 if on_gpu else max(1, affinity.threads // 2))
-    return plan(experiment.affinity, topology, n_workers, learner_cores=learner_cores)
+    if runner.samples_in_background:
+        affinity = plan(experiment.affinity, topology, n_workers)
+        # With a GPU, learning keeps one core busy, and the others step environments.
+        on_gpu = local_world_size == 1 and choose_device(experiment.device, affinity.gpus).type == "cuda"
+        half = max(1, affinity.threads // local_world_size // 2)
+        learner_cores = runner.learner_cores or (1 if on_gpu else half)
+    return affinity_share(experiment.affinity, topology, n_workers, local_rank, local_world_size, learner_cores)
 
 
 def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
