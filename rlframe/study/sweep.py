@@ -47,7 +47,7 @@ from rlframe.study.population import JOURNAL, read_journal
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
 from rlframe.study.search import PBT, SearchPlan, check_installed
-from rlframe.study.search_space import check_examples, read_domain, read_space
+from rlframe.study.search_space import check_examples, read_domain
 from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import Experiments, are_words, read_experiments
 from rlframe.system.affinity import read_topology
@@ -177,12 +177,11 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
         raise ConfigError("a search has no sweep. or zip. but for the seeds of each trial (repeats=3, sweep.seed=)")
     seeds = grid.swept.get("seed", (words.get("seed", "0"),))
     search = SearchPlan.read(words, [KeyValues([f"seed={seed}"]).count("seed", 0) for seed in seeds])
-    space = read_space(words)
     for key in (*STUDY_KEYS, *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS):
-        if key in space:
+        if key in search.space:
             raise ConfigError(f"{key} cannot be searched; remove search.{key}")
     base = base_words(words)
-    checked = check_examples(space, lambda values: check({**base, **values}))
+    checked = check_examples(search.space, lambda values: check({**base, **values}))
     if search.searcher == PBT:
         return _with_population(words, base, checked, place, trust), checked
     if unused := [key for key in PBT_KEYS if key in words]:
@@ -194,8 +193,8 @@ def _searched(experiments: Experiments, check: Check, trust: bool, place: Place)
     directory, template = place(checked), run_template(trust)
 
     def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
-        of_trial = [{**base, **values, "seed": str(seed)} for seed in search.seeds]
-        return [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
+        of_trial = {seed: {**base, **values, "seed": str(seed)} for seed in search.seeds}
+        return [template.make_run(directory, "", setting, seed, each) for seed, each in of_trial.items()]
 
     return Study(directory, (), search=search, make_runs=make_runs), checked
 
