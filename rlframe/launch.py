@@ -140,7 +140,7 @@ def _launch_with(words: KeyValues) -> int:
 
     if is_study(words.remaining):
         return run_sweep(words, check_words)
-    if (stack := words.text("stack")) not in ("", "false"):
+    if (stack := words.text("stack").lower()) not in ("", "false"):
         run_stack(read_stack(with_default(words.remaining), split_values(stack.strip("[]"))))
         return 0
     dry_run, retries = words.flag("dry_run"), words.count("retries", 0)

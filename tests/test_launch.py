@@ -139,6 +139,11 @@ def test_resume_refuses_to_change_settings_that_decide_the_result(run, capsys):
     assert main([f"resume={run}", "algo.discount=99e-2", "seed=0"]) == 0, "they are its own values"
 
 
+def test_stack_is_false_in_capitals_too(capsys):
+    assert main(["stack=False", "dry_run=true", "algo=a2c", "env=CartPole-v1", "sampler=serial"]) == 0
+    assert '"algo": "a2c"' in capsys.readouterr().out
+
+
 def test_an_empty_resume_in_the_directory_of_a_study_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "experiment.json").touch()
     monkeypatch.chdir(tmp_path)
