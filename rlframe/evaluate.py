@@ -214,11 +214,8 @@ def _changes(words: Mapping[str, str]) -> dict[str, str]:
             raise ConfigError(f"{key} is of training, and has no effect here ({remedy})")
         if "." not in key and key not in known:
             raise ConfigError(f"unknown key {key!r}{nearest(key, known)} (--help lists the keys)")
-    # The run's own eval.env and eval.env_kwargs would win over env and env_kwargs.
-    own_env = {"eval.env": ""} if "env" in words else {}
-    return own_env | {
-        f"eval.{key}" if key.partition(".")[0] == "env_kwargs" else key: value for key, value in words.items()
-    }
+    # The run's own eval.env_kwargs would win over env_kwargs.
+    return {f"eval.{key}" if key.partition(".")[0] == "env_kwargs" else key: value for key, value in words.items()}
 
 
 def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:

@@ -12,14 +12,13 @@ from typing import Any
 import chz
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.objects import ObjectName
 from rlframe.core.parts import GROUPS, OWN, Part, fields_of, flatten, inner_parts, known_keys, module_names
 from rlframe.core.yaml import KWARGS, from_json, parse_value, parse_yaml
 from rlframe.envs import EnvOptions
 from rlframe.experiment.agents import with_policies
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.discounts import with_discounts
-from rlframe.experiment.objects import SHORT_KEYS, check_objects, long_key
+from rlframe.experiment.objects import SHORT_KEYS, check_objects, is_object, long_key
 from rlframe.experiment.study_keys import COMMAND_LINE_KEYS, GRIDS, PLAN_KEYS, SINGLE_RUN_KEYS
 from rlframe.system.env_vars import text_of
 
@@ -202,7 +201,7 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
             raise ConfigError(_without_name(key, value, part))
         elif isinstance(value, Mapping):
             raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
-        elif isinstance(value, list) and any(isinstance(each, ObjectName) for each in value):
+        elif isinstance(value, list) and is_object(value):
             arguments[_field_of(key)] = tuple(value)  # text would leave the objects behind
         elif isinstance(part, Part) and part.is_own(value):
             arguments |= {key: chz.Castable(OWN), f"{key}.name": chz.Castable(_text(value))}
