@@ -65,8 +65,8 @@ def resolve(
     n = experiment.runner.sampler_count()
     n_workers = max(n_workers // n, 1) * n
     if experiment.sampler.undecided:
-        config, reason = _choose_sampler(experiment, affinity, n_workers, tune)
-        experiment, notes = chz.replace(experiment, sampler=config), (f"sampler: {reason}",)
+        choice = _choose_sampler(experiment, affinity, n_workers, tune)
+        experiment, notes = chz.replace(experiment, sampler=choice.config), (f"sampler: {choice.reason}",)
     elif tune:
         raise ConfigError("tune_sampler=true measures the samplers that sampler=auto chooses from; leave out sampler=")
     if not experiment.sampler.worker_count():
@@ -138,17 +138,16 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     return chz.replace(experiment, learners=way.learners, threads=way.threads), reason
 
 
-def _choose_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> tuple[Any, str]:
+def _choose_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.SamplerChoice:
     """The config of the sampler, and the reason; of several that share the environments it is that of a part."""
     whole, n = experiment.sampler, experiment.runner.sampler_count()
     if n == 1:
-        choice = _choice_for(experiment, affinity, n_workers, tune)
-        return choice.config, choice.reason
+        return _choice_for(experiment, affinity, n_workers, tune)
     part = chz.replace(experiment, sampler=whole.divided(n, "runner.n_samplers"))
     cores = replace(affinity, sampler_threads=max(1, affinity.sampler_threads // n))
     choice = _choice_for(part, cores, n_workers // n, tune)
     found = choice.config.with_workers(n * choice.config.worker_count())
-    return chz.replace(found, batch_B=whole.batch_B), f"in each of {n}: {choice.reason}"
+    return auto.SamplerChoice(chz.replace(found, batch_B=whole.batch_B), f"in each of {n}: {choice.reason}")
 
 
 def _choice_for(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.SamplerChoice:
