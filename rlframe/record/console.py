@@ -131,8 +131,8 @@ _SCORE = re.compile(r"episode/(?!agent/)[^/]+/return_mean")  # of one of several
 
 
 def key_metrics(row: Mapping[str, float]) -> list[str]:
-    """The names of a row's step, scores, losses and entropy, which fit on one line."""
-    step = "env_steps" if row["env_steps"] or not row.get("updates") else "updates"
+    """The names of a row's step, scores, losses and entropy, which fit on one line; none of an empty row."""
+    step = "env_steps" if row.get("env_steps") or not row.get("updates") else "updates"
     first = [name for name in (step, "episode/return_mean", "eval/return_mean") if name in row]
     scores = [name for name in row if _SCORE.fullmatch(name)]
     scores += [name for name in row if _ESTIMATE.fullmatch(name)]

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from rlframe.record import console, logger_context
-from rlframe.record.console import PlainConsole, format_duration, format_number
+from rlframe.record.console import NotebookConsole, PlainConsole, format_duration, format_number
 from rlframe.record.rich_console import LiveConsole
 
 ROW = {
@@ -142,6 +142,13 @@ def test_a_run_that_learns_from_data_alone_counts_its_updates(
     monkeypatch.setattr(console, "_SILENCE_S", 0.0)
     plain.progress(6_000, 100_000, "updates")
     assert capsys.readouterr().out.startswith("updates 6,000")
+
+
+def test_a_notebook_shows_the_bar_before_the_first_row_as_in_a_resumed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    NotebookConsole().progress(5, 100)
+    assert [data["text/plain"] for data in shown] == ["5%, 5 / 100 env_steps"]
 
 
 def test_a_metric_that_is_not_in_a_row_keeps_its_value() -> None:
