@@ -43,10 +43,12 @@ class Played:
 class Players(ABC):
     """Plays episodes in single environments, of this process or of workers."""
 
-    config: SamplerConfig  # that describes it
+    envs: Envs | WorkerPool
 
-    def __init__(self, envs: Envs | WorkerPool) -> None:
-        self.envs, self.observation_space, self.action_space = envs, envs.observation_space, envs.action_space
+    def __init__(self, envs: Envs | WorkerPool, config: SamplerConfig) -> None:
+        """`config`: of a sampler, which describes it."""
+        self.envs, self.config = envs, config
+        self.observation_space, self.action_space = envs.observation_space, envs.action_space
 
     @abstractmethod
     def start(
@@ -73,14 +75,12 @@ class Players(ABC):
 class LocalPlayers(Players):
     """One, in this process."""
 
-    def __init__(self, envs: Envs) -> None:
-        super().__init__(envs)
-        self.config, self._env = serial.Config(), envs
+    envs: Envs
 
     def start(
         self, agent: Agent, population: Generation, claims: np.ndarray, discount: float, max_length: int
     ) -> np.ndarray:
-        self._player = EpisodePlayer(self._env, agent, discount, max_length, np.zeros(1, np.int64))
+        self._player = EpisodePlayer(self.envs, agent, discount, max_length, np.zeros(1, np.int64))
         self._population = population
         return claims
 
@@ -97,23 +97,21 @@ class LocalPlayers(Players):
 class WorkerPlayers(Players):
     """One in each worker process; the parameters and the claims are in shared memory."""
 
-    def __init__(self, pool: WorkerPool) -> None:
-        super().__init__(pool)
-        self.config, self._pool = cpu.Config(n_workers=pool.n, batch_B=pool.n), pool
+    envs: WorkerPool
 
     def start(
         self, agent: Agent, population: Generation, claims: np.ndarray, discount: float, max_length: int
     ) -> np.ndarray:
         self._shared, shared_claims = make_shared_parameters(population), share_zeros(claims, "claims")
-        arguments = agent, self._pool.n, discount, max_length
-        self._pool.assign(WorkerTask(make_play_handler, (self._shared, shared_claims), arguments))
+        arguments = agent, self.envs.n, discount, max_length
+        self.envs.assign(WorkerTask(make_play_handler, (self._shared, shared_claims), arguments))
         return shared_claims.tree
 
     def post(self, population: Generation) -> None:
         post_parameters(self._shared.tree, population)
 
     def play(self, claims: np.ndarray, stop: Stop) -> Iterator[list[Played]]:
-        pending = self._pool.workers
+        pending = self.envs.workers
 
         def look() -> None:
             claims[-1] |= stop()
@@ -123,12 +121,12 @@ class WorkerPlayers(Players):
                 claims[claims == worker.index + 1] = 0  # of a process that died
                 worker.needs_reset = False  # every episode begins with a reset
                 worker.child.start_command(0)
-            results = self._pool.wait(pending, look)
+            results = self.envs.wait(pending, look)
             yield from (result.value for result in results if result.done)
             pending = [worker for worker, result in zip(pending, results, strict=True) if not result.done]
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
-        self._pool.heartbeat = heartbeat
+        self.envs.heartbeat = heartbeat
 
 
 def make_players(
@@ -137,9 +135,10 @@ def make_players(
     """One environment in each of `n_workers` processes, all with the same seed; with 0, one in this process."""
     env = replace(env, backend=fixed_backend(env, 1))
     if not n_workers:
-        return LocalPlayers(make_envs(env, 1, [seed]))
+        return LocalPlayers(make_envs(env, 1, [seed]), serial.Config())
     supervision, preload = replace(supervision, fresh_seeds=False), ("rlframe.evaluation.players",)
-    return WorkerPlayers(WorkerPool(env, n_workers, [seed] * n_workers, n_workers, cpus, supervision, preload))
+    pool = WorkerPool(env, n_workers, [seed] * n_workers, n_workers, cpus, supervision, preload)
+    return WorkerPlayers(pool, cpu.Config(n_workers=n_workers, batch_B=n_workers))
 
 
 class EpisodePlayer:
