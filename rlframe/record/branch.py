@@ -14,11 +14,11 @@ from typing import Any
 
 from rlframe.core.errors import SnapshotError
 from rlframe.core.files import disk_error, read_json, replace_file, sync
-from rlframe.record.directory import DirectoryLock
+from rlframe.record.directory import PARAMS, DirectoryLock
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.record.snapshot import check_inside, link_target, read_meta, remove_leftovers, remove_snapshot, set_link
 
-_PARAMS, _CHANGES = "params.json", "changes"
+_CHANGES = "changes"
 _OF_PLACE = ("log_dir", "run_ID", "name")  # settings that a run keeps
 
 
@@ -34,7 +34,7 @@ def branch(run: Path, donor: Path, settings: Mapping[str, Any], note: Mapping[st
     run.mkdir(parents=True, exist_ok=True)
     with closing(DirectoryLock(run, "a run", "log_dir")):
         snapshot = copy_newest_snapshot(donor, run)
-        theirs, own = read_json(donor / _PARAMS), read_json(run / _PARAMS) if (run / _PARAMS).is_file() else {}
+        theirs, own = read_json(donor / PARAMS), read_json(run / PARAMS) if (run / PARAMS).is_file() else {}
         kept = {key: value for key, value in own.get("config", {}).items() if key in _OF_PLACE}
         params = {**theirs, **own, "config": {**theirs["config"], **kept}, "seed": theirs.get("seed")}
         params["chosen"] = theirs.get("chosen", {})
@@ -45,17 +45,17 @@ def branch(run: Path, donor: Path, settings: Mapping[str, Any], note: Mapping[st
 def change_settings(run: Path, settings: Mapping[str, Any]) -> None:
     """Change settings of a run that have no part in its state."""
     with closing(DirectoryLock(run, "a run", "log_dir")):
-        _write(run, read_json(run / _PARAMS), settings)
+        _write(run, read_json(run / PARAMS), settings)
 
 
 def _write(run: Path, params: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     changed = {**params, "config": {**params["config"], **settings}}
-    replace_file(run / _PARAMS, json.dumps(changed, indent=2) + "\n")
+    replace_file(run / PARAMS, json.dumps(changed, indent=2) + "\n")
 
 
 def changes_of(run: Path) -> list[dict[str, Any]]:
     """The notes of `branch`, oldest first: each has `env_steps`, and the keys `changed` since the snapshot there."""
-    found = read_json(run / _PARAMS).get(_CHANGES, []) if (run / _PARAMS).is_file() else []
+    found = read_json(run / PARAMS).get(_CHANGES, []) if (run / PARAMS).is_file() else []
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 

@@ -113,15 +113,12 @@ class Remote:
         for entry in self._fs.ls(path, detail=True):
             last = str(entry["name"]).rstrip("/").removeprefix(f"{path}/")
             if last.startswith(_TEMPORARY) and "/" not in last:
-                self._leftover(f"{path}/{last}")
+                with suppress(Exception):  # a folder that is only read
+                    self._fs.rm_file(f"{path}/{last}")
             elif _NAME.fullmatch(last) and not entry.get("islink"):
                 entries.append((f"{folder}/{last}" if folder else last, entry))
         self._beat()
         return entries
-
-    def _leftover(self, path: str) -> None:
-        with suppress(Exception):  # a folder that is only read
-            self._fs.rm_file(path)
 
     def read(self, name: str, max_bytes: int) -> bytes | None:
         """A file's content; None if it is missing. Raises RecordError if it is larger than `max_bytes`."""
