@@ -25,7 +25,7 @@ from rlframe.data import tools
 from rlframe.data.episodes import Episode
 from rlframe.data.reading import SCORE_KEYS, Dataset, datasets_root, list_datasets, open_dataset, reference_scores
 from rlframe.data.rllib import read_json_lines
-from rlframe.data.tools import Limits, like
+from rlframe.data.tools import like
 from rlframe.data.writing import COMPRESSIONS, NewDataset, check_free
 
 _USAGE = """\
@@ -113,13 +113,10 @@ def _split(names: list[str], words: KeyValues) -> None:
 
 def _filter(names: list[str], words: KeyValues) -> None:
     (dataset,) = _opened(names, 1, 1)
-    limits = Limits(
-        words.number("min_return", -math.inf),
-        words.number("max_return", math.inf),
-        words.count("min_length", 0),
-        words.number("max_length", math.inf),
-    )
-    kept = filter(limits.keep, dataset.episodes())
+    low, high = words.number("min_return", -math.inf), words.number("max_return", math.inf)
+    shortest, longest = words.count("min_length", 0), words.number("max_length", math.inf)
+    episodes = dataset.episodes()
+    kept = (x for x in episodes if low <= x.return_ <= high and shortest <= len(x) <= longest)
     if (first := next(kept, None)) is None:
         raise ConfigError(f"{names[0]} has no episode within these limits; python -m rlframe.data describe shows them")
     _write(_new(dataset, words, ""), chain([first], kept))

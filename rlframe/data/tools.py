@@ -98,20 +98,6 @@ def _in_order(episode: Episode, own: Dataset, first: Dataset) -> Episode:
     return replace(episode, observation=observation, action=ordered(spaces[1], episode.action), info=info)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Which episodes to keep."""
-
-    min_return: float = -np.inf
-    max_return: float = np.inf
-    min_length: int = 0
-    max_length: float = np.inf
-
-    def keep(self, episode: Episode) -> bool:
-        inside = self.min_return <= episode.return_ <= self.max_return
-        return inside and self.min_length <= len(episode) <= self.max_length
-
-
 def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Callable[[], Iterator[Episode]], ...]:
     """Two parts of a dataset, of which the first has this fraction of the episodes, drawn at random."""
     n = round(dataset.n_episodes * fraction) if 0 < fraction < 1 else 0
