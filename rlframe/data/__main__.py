@@ -61,7 +61,9 @@ def _list(names: list[str], words: KeyValues) -> None:
     if words.remaining or len(names) > 1:
         raise ConfigError(f"list takes one folder, or none, and no keys, not {' '.join([*names, *words.remaining])}")
     root = Path(names[0]) if names else datasets_root()
-    for path in list_datasets(root):
+    if not (paths := list_datasets(root)):
+        print(f"no datasets in {root}")
+    for path in paths:
         try:
             found = open_dataset(str(path.absolute()))
         except ConfigError as error:
@@ -69,8 +71,6 @@ def _list(names: list[str], words: KeyValues) -> None:
             continue
         env = f", {found.env_id}" if found.env_id else ""
         print(f"{found.name}: {found.n_episodes:,} episodes, {found.n_steps:,} steps{env}, {found.format}")
-    if not list_datasets(root):
-        print(f"no datasets in {root}")
 
 
 def _describe(names: list[str], words: KeyValues) -> None:
