@@ -6,8 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,7 @@ class StudyRecord:
     def __init__(self, directory: Path, runs: Sequence[PlannedRun], facts: Mapping[str, Any]) -> None:
         """Start a study in `directory`, or continue the one there: finished runs stay done, the others wait.
 
+        The file stays as it is until `save`, so that a command which does not continue the study changes nothing.
         Runs of an earlier command that never started and are not among these are no longer of the study; see `dropped`.
 
         Args:
@@ -174,13 +175,11 @@ class StudyRecord:
             on_error.callback(self._lock.close)
             self._path, self._runs = directory / FILE, list(runs)
             saved = read_record(directory) if self._path.exists() else {}
-            self._before = self._path.read_text(encoding="utf-8") if saved else ""
             self._facts = {**facts, "sessions": [*saved.get("sessions", []), session()]}
             entries, planned = {entry["name"]: entry for entry in saved.get("runs", [])}, {run.name for run in runs}
             self.dropped = [name for name, entry in entries.items() if name not in planned and _never_started(entry)]
             self._entries = {name: entry for name, entry in entries.items() if name not in self.dropped}
             self.statuses = {run.name: restored(run, self._entries.get(run.name)) for run in runs}
-            self.save()
             on_error.pop_all()
 
     def add(self, runs: Sequence[PlannedRun]) -> None:
@@ -196,16 +195,6 @@ class StudyRecord:
         head = json.dumps({"format": _FORMAT, **self._facts}, indent=2).removesuffix("\n}")
         lines = ",\n    ".join(json.dumps(entry) for entry in self._entries.values())
         replace_file(self._path, f'{head},\n  "runs": [\n    {lines}\n  ]\n}}\n')
-
-    @contextmanager
-    def unchanged_on_error(self) -> Iterator[None]:
-        """Give a study that continues the file that it had if the block raises."""
-        try:
-            yield
-        except BaseException:
-            if self._before:
-                replace_file(self._path, self._before)
-            raise
 
     def close(self) -> None:
         """Release the lock."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
-from rlframe.core.files import replace_file
+from rlframe.core.files import naming_disk_errors, replace_file
 from rlframe.core.main_script import check_not_imported
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import dotted
@@ -72,11 +72,12 @@ def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
     """
     with stop_request() as stop, closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
         search, population = None, None
-        with record.unchanged_on_error():  # of a command that does not continue the study, so that another can
-            if study.search and study.make_runs:
-                search = Search(study.search, study.directory, study.make_runs)
-            if study.population is not None:
-                population = Population(study.population, study.directory, study.runs, record.statuses)
+        if study.search and study.make_runs:
+            search = Search(study.search, study.directory, study.make_runs)
+        if study.population is not None:
+            population = Population(study.population, study.directory, study.runs, record.statuses)
+        with naming_disk_errors("a study", study.directory):
+            record.save()
         if search is not None:
             study = replace(study, runs=tuple(search.started()))
             record.add(study.runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def study_in(directory: Path, experiments: Mapping[str, Mapping[str, str]] | Non
     combinations = [{"algo.learning_rate": rate, "seed": seed} for rate in ("1e-3", "3e-4") for seed in "01"]
     runs = make_runs(make_run, BASE, combinations)
     facts = {"command": [], "experiments": experiments or {"": WORDS}}
-    StudyRecord(directory, runs, facts).close()
+    with closing(StudyRecord(directory, runs, facts)) as record:
+        record.save()
     return list(runs)
 
 
@@ -288,7 +290,8 @@ def test_a_line_that_a_stopped_queue_has_not_read_is_more_to_do(tmp_path: Path) 
 
 def test_words_of_an_added_trial_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = {**BASE, "search.algo.clip": "uniform(0.1,0.3)", "pruner": "wilcoxon"}
-    StudyRecord(tmp_path, [], {"command": [], "experiments": {"": words}}).close()
+    with closing(StudyRecord(tmp_path, [], {"command": [], "experiments": {"": words}})) as record:
+        record.save()
     for word, says in {
         "algo.clip=0.4": "it needs a number from 0.1 to 0.3",
         "algo.clop=0.2": "did you mean algo.clip?",

@@ -234,7 +234,8 @@ def test_a_journal_whose_last_line_was_cut_decides_the_same_again(tmp_path: Path
 
 def test_the_overview_has_each_members_settings_of_now_and_its_metric_and_copies_are_no_results(tmp_path: Path) -> None:
     study = Study(tmp_path / "study", plan_of(metric="-eval/return_mean"))
-    StudyRecord(study.directory, study.runs, {}).close()
+    with closing(StudyRecord(study.directory, study.runs, {})) as record:
+        record.save()
     study.finish()
     overview = read_study(study.directory)
     assert overview.metric == "eval/return_mean"

@@ -9,6 +9,7 @@ import math
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def test_a_search_goes_on_with_the_trials_that_it_had(tmp_path: Path) -> None:
 
 
 def test_a_command_that_a_search_refuses_leaves_the_study_as_it_was(tmp_path: Path) -> None:
-    StudyRecord(tmp_path, (), {"command": ["repeats=1"]}).close()
+    with closing(StudyRecord(tmp_path, (), {"command": ["repeats=1"]})) as record:
+        record.save()
     search_in(tmp_path, plan_of((0,)))
     file = tmp_path / "experiment.json"
     before = file.read_text()
