@@ -112,12 +112,11 @@ def show_keys(experiment: Experiment, sources: Sequence[tuple[str, Mapping[str, 
 
     What a policy has not of its own comes from the run's key.
     """
-    keys = [*keys_of(experiment)]
+    keys, sources = [*keys_of(experiment)], [(name, long_keys(given)) for name, given in sources]
     longest = max(len(f"{key.name}={key.value}") for key in keys)
-    found = [(key, _source_of(key, sources)) for key in keys]
     values, lines = {key.name: key.value for key in keys}, []
-    for key, source in found:
-        plain = without_policy(key.name)
+    for key in keys:
+        source, plain = _source_of(key, sources), without_policy(key.name)
         if source == "default" and plain != key.name and values.get(plain) == key.value:
             inherited = _source_of(replace(key, name=plain), sources)
             source = f"{inherited}, {plain}" if inherited != "default" else source
@@ -130,7 +129,6 @@ def _source_of(key: Key, sources: Sequence[tuple[str, Mapping[str, Any]]]) -> st
 
 
 def _has(given: Mapping[str, Any], key: Key) -> bool:
-    given = long_keys(given)
     return key.name in given or (key.kind == _MAPPING and any(name.startswith(f"{key.name}.") for name in given))
 
 
