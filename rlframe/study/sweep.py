@@ -52,6 +52,7 @@ from rlframe.study.study import Study, execute, preview
 from rlframe.study.words import Experiments, are_words, read_experiments
 from rlframe.system.affinity import read_topology
 
+LAUNCH = (sys.executable, "-m", "rlframe.launch")
 ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs", N_STEPS)  # may change when a study is resumed
 
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
@@ -106,12 +107,12 @@ def plan_study(
         check_stackable(experiment)
     for experiment in () if (study.directory / FILE).exists() else checked:  # later its runs have weights of their own
         check_weights(experiment)
-    grid = plan.varied(study.runs)
-    facts = {"command": command, "experiments": experiments, "grid": grid, "started_in": _place_of(study.directory)}
     config = _common_config(checked)
+    facts = {"command": command, "experiments": experiments, "grid": plan.varied(study.runs)}
+    facts |= {"started_in": _place_of(study.directory), "config": config}
     needs_trust = any(map(foreign, [config, *_settings_in(experiments)]))
     hint = shlex.quote(f"resume={study.directory}") + " trust=true" * needs_trust
-    study = replace(study, facts={**facts, "config": config}, resume_hint=hint)
+    study = replace(study, facts=facts, resume_hint=hint)
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
     n_processes = len({run.stack_command or run.name for run in study.runs}) or study.n_runs
     slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), n_processes, on_gpu)
@@ -264,10 +265,9 @@ def stacked(runs: Sequence[PlannedRun], template: plan.CommandTemplate) -> list[
 
 def run_template(trust: bool) -> plan.CommandTemplate:
     """The launch command of a run, which may be resumed with the foreign code that its own arguments name."""
-    command = (sys.executable, "-m", "rlframe.launch")
     if trust:
-        return plan.CommandTemplate((*command, "trust=true"), resumes_by_directory=True)
-    return plan.CommandTemplate(command, resumes_by_directory=True, is_foreign=foreign)
+        return plan.CommandTemplate((*LAUNCH, "trust=true"), resumes_by_directory=True)
+    return plan.CommandTemplate(LAUNCH, resumes_by_directory=True, is_foreign=foreign)
 
 
 def _grids(experiments: Experiments) -> dict[str, Grid]:
@@ -331,7 +331,7 @@ def single_run(words: Mapping[str, str], experiment: Experiment) -> PlannedRun:
         ConfigError: the directory cannot be created or holds a run.
     """
     if "resume" in words:
-        command = (sys.executable, "-m", "rlframe.launch", *[f"{key}={value}" for key, value in words.items()])
+        command = (*LAUNCH, *[f"{key}={value}" for key, value in words.items()])
         return PlannedRun("", experiment.run_ID, words, Path(words["resume"]), command, command)
     directory = new_directory(experiment.log_dir, experiment.run_ID, experiment.title())
     template = run_template(words.get("trust", "").lower() == "true")

@@ -1,6 +1,5 @@
 """`rlframe.run_study`: a study from Python whose runs are trainings by `rlframe.launch`."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,9 @@ from rlframe.study.overview import StudyOverview, read_study
 from rlframe.study.plan import bare_key, setting_names
 from rlframe.study.search import PBT
 from rlframe.study.study import execute, words_of_variant
-from rlframe.study.sweep import plan_study
+from rlframe.study.sweep import LAUNCH, plan_study
 from rlframe.study.words import Experiments, is_name
 
-_COMMAND = (sys.executable, "-m", "rlframe.launch")
 _NAMED = {"env", "algo", "experiment"}  # without any of these, launch takes a preset, and rlframe.train does not
 
 
@@ -46,8 +44,8 @@ def train_variants(variants: Any, shared: Iterable[tuple[str, Any]], seeds: Any,
     of_all, variants = _as_in_train(shared), [_as_in_train(variant.items()) for variant in variants]
     log_dir = str(of_all.get("log_dir", ""))
     objects = StudyObjects(Path(log_dir).expanduser().absolute() if log_dir else dated("study"))
-    words = words_of_variant(of_all, _COMMAND, objects)
-    own = [words_of_variant(variant, _COMMAND, objects) for variant in variants]
+    words = words_of_variant(of_all, LAUNCH, objects)
+    own = [words_of_variant(variant, LAUNCH, objects) for variant in variants]
     given = {*map(bare_key, words), *search}
     own = [each if _NAMED & {*given, *each} else {"algo": "ppo", **each} for each in own]
     if objects:
