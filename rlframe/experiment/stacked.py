@@ -36,7 +36,7 @@ from rlframe.system.affinity import pinned
 from rlframe.system.env_vars import env_vars_set
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.meeting import Meeting
-from rlframe.system.signals import StopRequest, snapshot_grace_s, stop_request
+from rlframe.system.signals import snapshot_grace_s, stop_request
 from rlframe.updates.compiled import CompileChoice, has_updates
 from rlframe.updates.stacked import REMEDY, UpdateStack
 
@@ -150,37 +150,30 @@ def train_stack(jobs: Sequence[Job]) -> list[BaseException | None]:
         pinned(resolved.affinity.master),
         stop_request(snapshot_grace_s() * len(jobs), first.runner.max_time_s) as stop,
     ):
-        threads = []
-        for number, job in enumerate(jobs):
-            own = _serial(job.experiment)
-            own = chz.replace(own, precision=resolved.experiment.precision, eval=resolved.experiment.eval)
-            train = partial(_train, job, replace(resolved, experiment=own), number, stack, stop, errors)
-            name = f"seed {job.experiment.seed}"
-            threads.append(threading.Thread(target=copy_context().run, args=(train,), name=name, daemon=True))
+
+        def train(number: int, job: Job) -> None:
+            stack.meeting.begin(number)
+            try:
+                own = _serial(job.experiment)
+                own = chz.replace(own, precision=resolved.experiment.precision, eval=resolved.experiment.eval)
+                with speaking_as(f"seed {job.experiment.seed}"):
+                    placed = replace(resolved, experiment=own)
+                    train_placed(job, placed, _seat(number, stack), stop, console=number == 0)
+            except BaseException as error:
+                errors[number] = error
+            finally:
+                stack.meeting.leave(number)
+
+        threads = [
+            threading.Thread(None, copy_context().run, f"seed {job.experiment.seed}", (train, number, job), daemon=True)
+            for number, job in enumerate(jobs)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     _logger.setLevel(level)
     return errors
-
-
-def _train(
-    job: Job,
-    resolved: hardware.Resolved,
-    number: int,
-    stack: UpdateStack,
-    stop: StopRequest,
-    errors: list[BaseException | None],
-) -> None:
-    stack.meeting.begin(number)
-    try:
-        with speaking_as(f"seed {job.experiment.seed}"):
-            train_placed(job, resolved, _seat(number, stack), stop, console=number == 0)
-    except BaseException as error:
-        errors[number] = error
-    finally:
-        stack.meeting.leave(number)
 
 
 def _serial(experiment: Experiment) -> Experiment:
