@@ -122,14 +122,14 @@ def build(experiment: Experiment, affinity: Affinity, placing: Placing = ALONE) 
             learners = make_learners(experiment, agent, sampler, in_spaces)
             algo = learners[max(learners, key=experiment.agents.learns)].algo
             size = sampler.batch_spec.size * current_ranks().n_samplers
-            compilation, compiled = choose_compile(experiment, algo, size, device, threads, placing.n_runs)
-            compilation = placing.compiled(compilation, algo)
+            compilation, compiled = choose_compile(experiment, algo, size, device, threads, placing)
             evaluator = _make_evaluator(experiment, *evaluated_agent(experiment, agent, in_spaces), affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
             called = [*callbacks, *_recorders(experiment, in_spaces), *make_leagues(experiment, agent, in_spaces)]
             runner = experiment.runner.make_runner(sampler, learners, evaluator, called, experiment.stop)
-            _inform(runner, experiment, in_spaces)
+            runner.evaluations.reference = _reference(experiment, in_spaces)
+            runner.log.env_seeds = runner.sampler.env_seeds(experiment.seed)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = AdaptiveThreads(threads)
                 for each in learners.values():
@@ -207,12 +207,6 @@ def _make_rewards(experiment: Experiment, sampler: Source, algo: Algorithm, in_s
     if not isinstance(rewards, Rewards):
         raise ConfigError(f"{made_by} gives {type(rewards).__name__}; return Rewards")
     return rewards
-
-
-def _inform(runner: Runner, experiment: Experiment, in_spaces: tuple[Space, Space]) -> None:
-    """Give the log the seeds of the environments, and evaluations the reference scores."""
-    runner.evaluations.reference = _reference(experiment, in_spaces)
-    runner.log.env_seeds = runner.sampler.env_seeds(experiment.seed)
 
 
 def _described(experiment: Experiment, agent: Agent, sampler: Source, where: str) -> dict[str, str]:

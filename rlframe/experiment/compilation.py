@@ -44,13 +44,13 @@ ALONE = Placing()
 
 
 def choose_compile(
-    experiment: Experiment, algo: Algorithm, batch_size: int, device: torch.device, threads: int, n_runs: int = 1
+    experiment: Experiment, algo: Algorithm, size: int, device: torch.device, threads: int, placing: Placing = ALONE
 ) -> tuple[CompileChoice, str]:
-    """Whether to compile, the same on all ranks, and the reason, for the log; `n_runs`: that share the update."""
-    marker = _cache() / "rlframe" / _key(experiment, threads, n_runs)
-    compiles, reason = _decide(experiment, algo, batch_size, device, os.path.exists(marker), n_runs)
+    """Whether to compile, the same on all ranks, and the reason, for the log; `size`: env_steps of a batch."""
+    marker = _cache() / "rlframe" / _key(experiment, threads, placing.n_runs)
+    compiles, reason = _decide(experiment, algo, size, device, os.path.exists(marker), placing.n_runs)
     compiles, reason = current_ranks().broadcast([compiles, reason])
-    return CompileChoice(compiles, marker), reason
+    return placing.compiled(CompileChoice(compiles, marker), algo), reason
 
 
 def _decide(
