@@ -42,9 +42,9 @@ def add_runs(directory: Path, experiment: str, given: Mapping[str, str], trust: 
         raise ConfigError("add needs words of the new run, such as seed=3; see python -m rlframe.study --help")
     is_search = any(name.startswith(SEARCH) for name in words)
     seeds = [] if is_search else split_values(given.get("seed", base_words(words).get("seed", "0")))
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seed={given['seed']:.60} has a seed twice; remove one")
     added = [_run(overview, experiment, words, {**given, "seed": seed}) for seed in seeds] or [_trial(words, given)]
+    if len({each.name for each in added}) < len(added):
+        raise ConfigError(f"seed={given['seed']:.60} has a seed twice; remove one")
     for each in added:
         append_added(directory, each)
     name = "a trial" if is_search else ", ".join(each.name for each in added)

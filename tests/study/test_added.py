@@ -76,6 +76,7 @@ def test_an_added_seed_is_in_the_folder_of_its_setting_and_another_value_in_a_ne
         (["algo.learning_rate=1e-3", "seed=-1"], "seed=-1 is not a whole number"),
         (["algo.learning_rate=1e-3", "seed=4,1"], "learning_rate=1e-3/run_1 is in the study already, waiting"),
         (["algo.learning_rate=1e-3", "seed=4,4"], "seed=4,4 has a seed twice"),
+        (["algo.learning_rate=1e-3", "seed=4,04"], "seed=4,04 has a seed twice"),
         (["algo.learning_rate=1e-3", "seed=4,"], "seed= is not a whole number"),
         (["algo.learning_rate=1e-3", "log_dir=x"], "log_dir=x is not for a run that is added"),
         (["algo.learning_rate=1e-3", "sweep.seed=3,4"], "sweep.seed=3,4 is not for a run that is added"),
