@@ -72,16 +72,8 @@ class AgentsConfig:
         """For the environments; without `league`, the policy that learns plays all seats."""
         state = {"true": "true", "false": ""}.get(self.global_state.lower(), self.global_state)
         patterns = {str(pattern): str(policy) for pattern, policy in self.map.items()}
-        opponents = self.league.opponents if league else 0
-        return PolicyMap(
-            patterns,
-            self.map_function,
-            tuple(self.policies),
-            state,
-            self.agent_id,
-            opponents,
-            self.league.self_play if league else 0.0,
-        )
+        opponents, self_play = (self.league.opponents, self.league.self_play) if league else (0, 0.0)
+        return PolicyMap(patterns, self.map_function, tuple(self.policies), state, self.agent_id, opponents, self_play)
 
     def given(self) -> str:
         """A key that is not as by default; empty if there is none."""
