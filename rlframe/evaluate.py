@@ -288,7 +288,7 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
                 episodes.append(episode)
         else:
             with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator:
-                episodes = _play_recorded(evaluator, run, options, number, on_episode)
+                episodes = _play_recorded(evaluator, trained, options.dataset, number, on_episode)
     seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
     trained_for = trained.trained_for, trained.env_steps, trained.updates
     found = report.Evaluation(run.name, trained.snapshot, *trained_for, seeds, episodes)
@@ -307,22 +307,17 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report
 
 
 def _play_recorded(
-    evaluator: Evaluator,
-    run: EvaluatedRun,
-    options: EvaluationOptions,
-    number: int,
-    on_episode: Callable[[Trajectory], None],
+    evaluator: Evaluator, trained: Trained, dataset: str, number: int, on_episode: Callable[[Trajectory], None]
 ) -> list[Trajectory]:
-    """Play the episodes of an evaluation, and write them to a dataset if that is wanted."""
-    if not options.dataset:
+    """Play the episodes of an evaluation, and write them to a dataset, unless its name is empty."""
+    if not dataset:
         return evaluator.play(number, on_episode=on_episode)
-    trained, explore = run.trained, evaluator.config.explore
-    experiment = trained.experiment
+    experiment, explore = trained.experiment, evaluator.config.explore
     how = "with exploration" if explore else "greedy"
     facts = facts_of(to_flat(experiment), kind_of("algo", experiment.algo), experiment.seed)
     facts["description"] += f", {how}, at {trained.trained_for}"
     spaces = trained.observation_space, trained.action_space
-    new = NewDataset(options.dataset, *spaces, env_spec_json(trained.env), facts)
+    new = NewDataset(dataset, *spaces, env_spec_json(trained.env), facts)
     with closing(EvaluationRecorder(new, explore, lambda rows: evaluator.agent.behaviour()(rows))) as recorder:
         evaluator.on_batch = recorder.on_batch
 
