@@ -34,8 +34,9 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     """
     experiment = from_flat(*layers)
     given, _ = merge(*layers)
+    source = f"default of algo={part_name(experiment.algo, ROOTS['algo'])}"
     if dataset := _only_data(experiment):
-        return _source(experiment), _of_data(dataset, experiment, given)
+        return source, _of_data(dataset, experiment, given)
     of_kind = {kind: _brought(experiment, kind) for kind in Kind}
     found = of_kind[Kind.VECTORS]
     others = [keys for kind, keys in of_kind.items() if kind is not Kind.VECTORS]
@@ -55,7 +56,7 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         found |= {own + key: 0.0 for key in of_explore if key in found and key not in given}
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
-    return _source(experiment), found
+    return source, found
 
 
 def _brought(experiment: Experiment, kind: Kind) -> dict[str, Any]:
@@ -70,10 +71,6 @@ def _brought(experiment: Experiment, kind: Kind) -> dict[str, Any]:
 
 def _has_noisy_layers(algo: Any) -> bool:
     return getattr(getattr(algo, "explore", None), "noisy_layers", False)
-
-
-def _source(experiment: Experiment) -> str:
-    return f"default of algo={part_name(experiment.algo, ROOTS['algo'])}"
 
 
 def _only_data(experiment: Experiment) -> str:
