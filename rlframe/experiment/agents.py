@@ -11,7 +11,7 @@ import chz
 from rlframe.core.config import names, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.multi_agent import PolicyMap
-from rlframe.core.parts import ROOTS, part, part_name
+from rlframe.core.parts import ROOTS, part
 from rlframe.models import ModelConfig
 from rlframe.runners.league import LeagueConfig
 
@@ -137,15 +137,3 @@ def with_policies(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _kind(algo: Any) -> Any:
     """A value of algo=, whose names of rlframe's may be written in capitals."""
     return algo.lower() if isinstance(algo, str) and algo.isidentifier() else algo
-
-
-def check_joint(policy: str, algo: Any, bonus: Any, env: str, turns: bool) -> None:
-    """Raise ConfigError unless a policy's agents can learn together: they take turns, or rewards have a bonus."""
-    name = part_name(algo, ROOTS["algo"])
-    if turns:
-        raise ConfigError(
-            f"policy {policy}: algo={name} learns from what agents do at the same time, and those of env={env} take "
-            f"turns; use algo=ppo or dqn"
-        )
-    if (kind := part_name(bonus, "rlframe.rewards")) != "none":
-        raise ConfigError(f"policy {policy}: reward.bonus={kind} is of one agent's rows, and algo={name} has a team's")

@@ -32,12 +32,11 @@ from rlframe.evaluation.episode_rows import load_episodes
 from rlframe.evaluation.estimate_evaluator import EstimateEvaluator
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
-from rlframe.experiment.agents import check_joint
 from rlframe.experiment.compilation import ALONE, Placing, choose_compile
 from rlframe.experiment.config import Experiment, kind_of
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.experiment.settings import to_flat
-from rlframe.experiment.several import check_agents, evaluated_agent, make_leagues
+from rlframe.experiment.several import check_agents, check_joint, evaluated_agent, make_leagues
 from rlframe.experiment.weights import load_init, load_networks, load_optimizers, saved_algorithm
 from rlframe.kernels.device import choose_device, choose_precision, learning_in
 from rlframe.models.base import has_own
@@ -170,7 +169,7 @@ def make_learners(
         n = len(observations.agents[name])
         learns, jointly = experiment.agents.learns(name), learns_jointly(own.algo)
         if learns and jointly:
-            check_joint(name, own.algo, own.reward.bonus, own.env, observations.turns)
+            check_joint(name, own, observations.turns)
         each = partial(own.algo.make_algorithm, policy, spec._replace(B=spec.B * n))
         make = partial(own.algo.make_joint, policy, n, spec) if jointly else each
         in_own = observations.own[name], actions.own[name]

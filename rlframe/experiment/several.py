@@ -10,7 +10,8 @@ from rlframe.agents import Agent
 from rlframe.agents.team import Team
 from rlframe.core.errors import ConfigError, prefixed
 from rlframe.core.multi_agent import SHARED, JointSpace, joint, opponent_name
-from rlframe.experiment.config import Experiment
+from rlframe.core.parts import part_name
+from rlframe.experiment.config import Experiment, kind_of
 from rlframe.experiment.weights import load_weights, saved_part
 from rlframe.record.metrics import METRICS, signed, without_learner
 from rlframe.runners.league import League
@@ -42,6 +43,18 @@ def _check_several(experiment: Experiment) -> None:
                 f"{key} is for environments of a single agent so far, and env={c.env} has several; remove it, and "
                 f"{instead}"
             )
+
+
+def check_joint(policy: str, own: Experiment, turns: bool) -> None:
+    """Raise ConfigError unless a policy's agents can learn together: they take turns, or rewards have a bonus."""
+    name = kind_of("algo", own.algo)
+    if turns:
+        raise ConfigError(
+            f"policy {policy}: algo={name} learns from what agents do at the same time, and those of env={own.env} "
+            f"take turns; use algo=ppo or dqn"
+        )
+    if (kind := part_name(own.reward.bonus, "rlframe.rewards")) != "none":
+        raise ConfigError(f"policy {policy}: reward.bonus={kind} is of one agent's rows, and algo={name} has a team's")
 
 
 def _check_metrics(experiment: Experiment, policies: Sequence[str]) -> None:
