@@ -19,7 +19,6 @@ from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.learner import Learner
 from rlframe.samplers import Source
-from rlframe.samplers.base import check_source
 from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import TIMEOUT_S
 
@@ -77,7 +76,6 @@ class RunnerConfig:
             devices: where samplers in processes of their own act, in turn, unless their config says where.
         """
         made: Source = sampler.make_sampler(envs, agent, seed)
-        check_source(made, sampler)
         sampler.follow_episodes(made)
         return made
 

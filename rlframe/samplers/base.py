@@ -238,15 +238,16 @@ class SamplerConfig:
         """Make a sampler of this config follow its episodes with these statistics and this discount.
 
         Raises:
-            ConfigError: a statistic does not exist or is not an EpisodeStatistic.
+            ConfigError: a statistic does not exist or is not an EpisodeStatistic; `make_sampler` gave no Source.
         """
         found = self.find_statistics()
         for name in self.statistics:
             made_by(name, "sampler.statistics", EpisodeStatistic, _STATISTIC)
+        _check_source(sampler, self)
         sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
 
 
-def check_source(made: Any, config: Any) -> None:
+def _check_source(made: Any, config: Any) -> None:
     """Raise ConfigError unless `make_sampler` of this config made a Source with what every Source has."""
     where = f"make_sampler of {type(config).__name__}"
     if not isinstance(made, Source):

@@ -102,13 +102,13 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "more"), [*((name, "") for name in FAULTS), ("Forgot", " runner=async_rl")])
 def test_what_makes_no_sampler_is_refused_in_one_line(
-    name: str, mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, more: str, mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Path(mine.split(":")[0].removeprefix("sampler="))
     file.write_text(file.read_text() + SOURCE)
-    assert launch.main(words(f"{RUN} {mine.replace('LineConfig', name)}", tmp_path / "runs")) == 2
+    assert launch.main(words(f"{RUN} {mine.replace('LineConfig', name)}{more}", tmp_path / "runs")) == 2
     said = capsys.readouterr().err
     assert FAULTS[name] in said
     assert said.count(f"sampler={file}") <= 1
