@@ -94,13 +94,16 @@ class ChildProcess:
         process = context.Process(  # type: ignore[attr-defined]
             target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name
         )
-        with _starting, _start_environment(), _nameless_after_errors(self._go, self._done):
+        with _starting, _start_environment(), contextlib.ExitStack() as on_error:
+            for wake_up in (self._go, self._done):  # whose names the child removes, if it starts
+                on_error.callback(wake_up.remove_name)
             multiprocessing.set_forkserver_preload(["rlframe.system.worker_main", *preload])
             process.start()
             assert process.pid
             self._process, self.pid = process, process.pid
             # Kill it at our exit if it was not closed; multiprocessing would wait for it.
             self._finalizer = multiprocessing.util.Finalize(self, process.kill, exitpriority=0)
+            on_error.pop_all()
         theirs.close()
         line.close()
         with contextlib.suppress(ConnectionError):  # it died; `wait` or `receive` reports that
@@ -317,17 +320,6 @@ class ChildProcess:
         self._stack.close()
         self._go.remove_name()  # a child that ended before its start has not
         self._done.remove_name()
-
-
-@contextlib.contextmanager
-def _nameless_after_errors(*wake_ups: WakeUp) -> Iterator[None]:
-    """Remove the names of semaphores if the block, in which a child starts, fails; else the child does."""
-    try:
-        yield
-    except BaseException:
-        for each in wake_ups:
-            each.remove_name()
-        raise
 
 
 def _pickled(value: Any, name: str) -> bytes:
