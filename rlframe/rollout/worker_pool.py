@@ -20,7 +20,7 @@ from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
 from rlframe.system.env_vars import set_env_vars_of_worker
 from rlframe.system.machine import choose_egl_device, n_cpus
-from rlframe.system.process import SLICE_S, ChildDied, ChildProcess
+from rlframe.system.process import SLICE_S, ChildDied, ChildProcess, close_all
 from rlframe.system.service import RestartBudget, Service, Supervision
 from rlframe.system.shared import Shared
 from rlframe.system.worker_main import Handler, ParentLink
@@ -356,9 +356,7 @@ class WorkerPool:
         children = [worker.child for worker in self.workers if worker.child is not None]
         for child in children:
             child.stop()
-        deadline = time.monotonic() + 2.0
-        for child in children:
-            child.close(max(0.0, deadline - time.monotonic()))
+        close_all(children, 2.0)
         if self._task is not None:
             for shared in self._task.memory:
                 shared.close()

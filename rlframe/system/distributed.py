@@ -27,7 +27,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from rlframe.core.errors import ConfigError, Interrupted, describe
 from rlframe.core.ranks import RankLost, Ranks, SingleRank, use_ranks
 from rlframe.system.collectives import TorchRanks, first_line, is_running
-from rlframe.system.process import ChildDied, ChildProcess
+from rlframe.system.process import ChildDied, ChildProcess, close_all
 from rlframe.system.shared_ranks import RankMemory, SharedRanks
 from rlframe.system.worker_main import N_EVENTS, ParentLink
 
@@ -191,12 +191,12 @@ def launch_ranks(work: Callable[[RankInfo], _T], world_size: int, n_samplers: in
                 child.receive(_START_S)
             with _watch(children):
                 result = work(replace(infos[0], memory=[memory], children=children))
-            _end(children, _END_S)
+            close_all(children, _END_S)
             return result
         except ChildDied as death:
             raise RankLost(f"a rank failed to start: it {death}") from None
         finally:
-            _end(children, 0.0)
+            close_all(children, 0.0)
             memory.close()
 
 
@@ -208,12 +208,6 @@ def _as_rank(parent: ParentLink, work: Callable[[RankInfo], Any], info: RankInfo
     except Interrupted as stop:
         _log.debug(str(stop))  # rank 0 reports it
     parent.control[N_EVENTS] = 1  # it exits normally
-
-
-def _end(children: Sequence[ChildProcess], grace_s: float) -> None:
-    deadline = time.monotonic() + grace_s
-    for child in children:
-        child.close(max(0.0, deadline - time.monotonic()))
 
 
 def _check(children: Sequence[ChildProcess]) -> None:

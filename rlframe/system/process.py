@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -320,6 +320,13 @@ class ChildProcess:
         self._stack.close()
         self._go.remove_name()  # a child that ended before its start has not
         self._done.remove_name()
+
+
+def close_all(children: Iterable[ChildProcess], grace_s: float) -> None:
+    """Close child processes, all within `grace_s` seconds."""
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        child.close(max(0.0, deadline - time.monotonic()))
 
 
 def _pickled(value: Any, name: str) -> bytes:
