@@ -186,11 +186,6 @@ _ADDABLE = frozenset({float, bool, np.bool_, np.float64, np.int64, np.int32})
 _MAX_PENDING = 32  # infos
 
 
-def _is_number(value: np.ndarray) -> bool:
-    """Whether an array without dimensions is one."""
-    return value.shape == () and value.dtype.kind in "biuf"
-
-
 class InfoMeans:
     """Running means, by name, of the numbers in one environment's `info`. Other values are ignored.
 
@@ -206,7 +201,7 @@ class InfoMeans:
         """Add one step's `info`; never raises. Sums 32 at a time, which is faster than one by one."""
         self._pending.append(
             {  # the environment may reuse its dict, and an array in it
-                name: value[()] if type(value) is np.ndarray and not value.shape else value
+                name: value[()] if isinstance(value, np.ndarray) and not value.shape else value
                 for name, value in info.items()
             }
         )
@@ -221,7 +216,7 @@ class InfoMeans:
                 if entry is not None and type(value) in _ADDABLE:  # HalfCheetah's four entries: 0.6 instead of 2 us
                     entry[0] += value
                     entry[1] += 1.0
-                elif isinstance(value, _NUMBERS) or (isinstance(value, np.ndarray) and _is_number(value)):
+                elif isinstance(value, _NUMBERS):
                     try:
                         number = float(value)
                     except OverflowError:  # an int too large for a float
