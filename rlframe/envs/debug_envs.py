@@ -55,13 +55,10 @@ class Identity(gymnasium.Env):
         return self._target, {}
 
     def step(self, action: Tree) -> tuple[Tree, float, bool, bool, Info]:
-        reward = self._score(action)
+        parts = zip(action_parts(self.action_space), leaves(action), leaves(self._target), strict=True)
+        reward = float(np.mean([_part_score(space, given, target) for (_, space), given, target in parts]))
         self._time, self._target = self._time + 1, self.observation_space.sample()
         return self._target, reward, self._time >= self._length, False, {}
-
-    def _score(self, action: Tree) -> float:
-        parts = zip(action_parts(self.action_space), leaves(action), leaves(self._target), strict=True)
-        return float(np.mean([_part_score(space, given, target) for (_, space), given, target in parts]))
 
 
 def _part_score(space: Space, given: Any, target: Any) -> float:

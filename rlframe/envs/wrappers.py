@@ -87,11 +87,8 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
             )
         self._rows, self._columns = (_area_weights(*each) for each in zip(pixels, size or pixels, strict=True))
         self._resize = bool(size) and tuple(size) != pixels
-        self.observation_space = self._space(space)
-
-    def _space(self, space: Box) -> Box:
         low, high = (_as(space.dtype, self._bound(bound)) for bound in (space.low, space.high))
-        return Box(low, high, dtype=np.dtype(space.dtype).type)
+        self.observation_space = Box(low, high, dtype=np.dtype(space.dtype).type)
 
     def _bound(self, bound: np.ndarray) -> np.ndarray:
         """Float32; infinite where any of what a pixel is averaged over is."""
