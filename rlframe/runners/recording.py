@@ -59,9 +59,9 @@ class Recorder(Callback):
         self._cutters: dict[int, EpisodeCutter] = {}  # by stream
         self._pending: list[Episode] = []
         self._bytes, self._flushed_s = 0, 0.0
-        self._writer: DatasetWriter | None = None
+        self._writer: DatasetWriter | None = None  # while this run records
         self._behaviour: Behaviour = as_acted  # of the next batch
-        self._records, self._of_run = True, False  # whether this run does, and has a directory
+        self._of_run = False  # whether this run has a directory
 
     def on_start(self, runner: Training) -> None:
         self._follow(runner)
@@ -71,7 +71,7 @@ class Recorder(Callback):
         token = self._resumed.get("token") or (tokens[0] if tokens else "")
         self._of_run = bool(tokens)
         if others := self._goes_on_elsewhere(token, tokens, starts):
-            self._records = False
+            self._writer = None
             _logger.warning(f"the dataset {self._name} goes on with {others}; nothing is recorded here")
             return
         self._writer = DatasetWriter(new, self._resumed.get("n_episodes", -1), token, tokens, "".join(starts[-1:]))
@@ -102,7 +102,7 @@ class Recorder(Callback):
         return self._cutters[stream]
 
     def on_batch(self, samples: Samples) -> None:
-        if not self._records:
+        if self._writer is None:
             return
         cut = self._cutter(samples.stream).add(samples, self._behaviour)
         self._follow(self.runner)
@@ -134,9 +134,8 @@ class Recorder(Callback):
         shares.task_done()
 
     def on_end(self) -> None:
-        if not self._records:
+        if self._writer is None:
             return
-        assert self._writer is not None
         try:
             self._flush_all()
         finally:
