@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,10 +107,7 @@ class FirstReadyStepper(Stepper):
 
     def reset(self, round_: int = 0) -> None:
         """Waits for steps that are not finished, and drops them."""
-        busy = [worker for worker in self.group if self.waits[self._columns(worker)][0]]
-        while busy:
-            done = [worker.index for worker, _ in self.pool.wait_first(busy, math.inf)]
-            busy = [worker for worker in busy if worker.index not in done]
+        self.pool.wait([worker for worker in self.group if self.waits[self._columns(worker)][0]])
         self.waits[:] = False
         self._workers.reset(round_)
         self._workers.pop_events()
