@@ -31,12 +31,12 @@ class Value(ABC):
         return {"value": name} | {key: x for key, x in vars(self).items() if isinstance(x, int | float)}
 
     @abstractmethod
-    def q(self, values: Tensor) -> Tensor:
+    def q(self, values: Any) -> Any:
         """Q [...] from values [..., n_atoms]."""
 
-    @abstractmethod
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
-        """The same in NumPy."""
+        """The same in NumPy; here by what torch and NumPy call alike."""
+        return self.q(values)
 
     @abstractmethod
     def loss(
@@ -85,11 +85,8 @@ class ExpectedValue(Value):
         """`huber_delta`: |error| above which the loss is linear."""
         self.huber_delta = huber_delta
 
-    def q(self, values: Tensor) -> Tensor:
+    def q(self, values: Any) -> Any:
         return values.squeeze(-1)
-
-    def q_numpy(self, values: np.ndarray) -> np.ndarray:
-        return values[..., 0]
 
     def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
         return values.amax(1) if chooser is values else super().of_best(values, chooser)
@@ -149,10 +146,7 @@ class QuantileValue(Value):
             raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
         self.n_atoms, self.huber_delta, self.tau = n_atoms, huber_delta, tau
 
-    def q(self, values: Tensor) -> Tensor:
-        return values.mean(-1)
-
-    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+    def q(self, values: Any) -> Any:
         return values.mean(-1)
 
     def loss(
