@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -84,18 +85,16 @@ class Graphed:
 
     def _capture(self, inputs: Tree) -> bool:
         self._placed = _placed(inputs)
-        for step in self._steps:
-            step.is_captured, step.launched = True, False
-        try:
-            self._results, self._numbers = self._graph.capture(self._learn_in_place)
-            self.captured, self._launched = True, [step for step in self._steps if step.launched]
-        except RuntimeError as error:
-            self._failed, self._placed = True, ()
-            reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
-            _log.warning(f"updates run without a CUDA graph, since they cannot be captured: {reason}")
-        finally:
+        with ExitStack() as stack:
             for step in self._steps:
-                step.is_captured = False
+                stack.enter_context(step.recorded())
+            try:
+                self._results, self._numbers = self._graph.capture(self._learn_in_place)
+                self.captured, self._launched = True, [step for step in self._steps if step.launched]
+            except RuntimeError as error:
+                self._failed, self._placed = True, ()
+                reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
+                _log.warning(f"updates run without a CUDA graph, since they cannot be captured: {reason}")
         return self.captured
 
     def _learn_in_place(self) -> tuple[Tree, Tensor | None]:
