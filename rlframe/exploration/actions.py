@@ -159,13 +159,6 @@ class HeldNormal(Struct):
     normal: Array  # [B, size] float32
     duration: Array  # [B] int64, at least 1
 
-    def held_from(self, state: HoldState, inputs: AgentInputs, xp: Any) -> tuple[Array, Array]:
-        """The noise of the row [B, size], held or drawn, and the steps [B] for which it is held from then on."""
-        left = state.left * ~inputs.first
-        held = xp.where(left[:, None] > 0, state.held, self.normal)
-        left = xp.where(left > 0, left, self.duration) - 1
-        return held, left.clip(0, None)
-
 
 class HeldNoise(ActionNoise):
     """a + std ε,  ε ~ N(0, 1) kept for k steps, clipped to [-1, 1]."""
@@ -184,13 +177,19 @@ class HeldNoise(ActionNoise):
     def own_state(self, n: int) -> HoldState:
         return HoldState(torch.zeros(n, self.size), torch.zeros(n, dtype=torch.int64))
 
+    def held(self, inputs: AgentInputs, noise: HeldNormal, state: ExploreState, xp: Any) -> tuple[Array, ExploreState]:
+        """ε of each row [B, size], kept or drawn, 0 where it acts greedily; and the next state."""
+        left = state.own.left * ~inputs.first
+        held = xp.where(left[:, None] > 0, state.own.held, noise.normal)
+        left = (xp.where(left > 0, left, noise.duration) - 1).clip(0, None)
+        return held * (noise.duration[:, None] > 0), ExploreState(state.env, HoldState(held, left))
+
     def perturb(
         self, action: Array, inputs: AgentInputs, noise: HeldNormal, state: ExploreState, level: Array, xp: Any
     ) -> tuple[Array, ExploreState]:
-        held, left = noise.held_from(state.own, inputs, xp)
+        held, state = self.held(inputs, noise, state, xp)
         std = self.level_of(level, state, xp)
-        offset = (std[:, None] if self.graded else std) * held * (noise.duration[:, None] > 0)
-        return (action + offset).clip(-1, 1), ExploreState(state.env, HoldState(held, left))
+        return (action + (std[:, None] if self.graded else std) * held).clip(-1, 1), state
 
 
 @chz.chz

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import chz
-import numpy as np
-import torch
 
 from rlframe.core.config import count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.actions import HeldNormal
-from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise
-from rlframe.exploration.q import Durations, HoldState
+from rlframe.exploration.actions import HeldNoise
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState
+from rlframe.exploration.q import Durations
 
 
 @chz.chz
@@ -33,23 +31,13 @@ class SampleHoldConfig(ExploreConfig):
         return HeldSample(size, Durations(self.mu, self.longest))
 
 
-class HeldSample(NetworkNoise):
+class HeldSample(HeldNoise):
     """a = tanh(μ + σ ε),  ε ~ N(0, 1) kept for k steps, at most to the end of an episode."""
 
-    def __init__(self, size: int, durations: Durations) -> None:
-        """`durations`: of a draw, in steps."""
-        super().__init__(size)
-        self.durations = durations
-
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> HeldNormal:
-        return HeldNormal(rng.standard_normal((*lead, self.size), np.float32), self.durations.draw(rng, lead))
-
-    def own_state(self, n: int) -> HoldState:
-        return HoldState(torch.zeros(n, self.size), torch.zeros(n, dtype=torch.int64))
+    changes = samples = False
+    scale = ""  # σ is the policy's
 
     def evaluate(
         self, network: Any, inputs: AgentInputs, sampled: Tree, noise: Tree, state: ExploreState, level: Array, xp: Any
     ) -> Evaluated:
-        held, left = noise.held_from(state.own, inputs, xp)
-        drawn = held * (noise.duration[:, None] > 0)
-        return network(inputs.observation), drawn, ExploreState(state.env, HoldState(held, left))
+        return network(inputs.observation), *self.held(inputs, noise, state, xp)
