@@ -24,8 +24,8 @@ from rlframe.core.multi_agent import observation_of, side_by_side
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.critics import Value
-from rlframe.critics.values import KINDS, make_value
+from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue, Value
+from rlframe.critics.values import KINDS
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import ObservationNorm
@@ -98,9 +98,13 @@ class OffPolicyConfig(FromReplayConfig):
 
     def kind(self) -> Value:
         """What the networks say of the return."""
-        by_default = 1.0 if self.value == "quantile" else math.inf
-        huber_delta = by_default if math.isnan(self.huber_delta) else self.huber_delta
-        return make_value(self.value, self.n_atoms, self.v_min, self.v_max, huber_delta)
+        given = not math.isnan(self.huber_delta)
+        match self.value:
+            case "categorical":
+                return CategoricalValue(self.n_atoms, self.v_min, self.v_max)
+            case "quantile":
+                return QuantileValue(self.n_atoms, self.huber_delta if given else 1.0)
+        return ExpectedValue(self.huber_delta if given else math.inf)
 
 
 class FromReplay(Algorithm):

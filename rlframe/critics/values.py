@@ -167,13 +167,3 @@ class ImplicitValue(QuantileValue):
 
     def at(self, *tau: Tensor) -> Value:
         return QuantileValue(tau[0].shape[-1], self.huber_delta, tau[0]) if tau else self
-
-
-def make_value(kind: str, n_atoms: int, v_min: float, v_max: float, huber_delta: float) -> Value:
-    """The value of this kind."""
-    match kind:
-        case "categorical":
-            return CategoricalValue(n_atoms, v_min, v_max)
-        case "quantile":
-            return QuantileValue(n_atoms, huber_delta)
-    return ExpectedValue(huber_delta)
