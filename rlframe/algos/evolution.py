@@ -101,11 +101,6 @@ def flat_parameters(agent: Agent) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in agent.parameters()])
 
 
-def norms_of(agent: Agent) -> list[RunningNorm]:
-    """Its running statistics, each of one vector of the observation."""
-    return [module for module in agent.modules() if isinstance(module, RunningNorm)]
-
-
 def population_of(agent: Agent, seeds: np.ndarray, noise_std: float, generation: int) -> Generation:
     buffers = {name: buffer.detach() for name, buffer in agent.named_buffers()}
     numbers = np.array([noise_std], np.float32), np.array([generation], np.int64)
@@ -194,6 +189,7 @@ class Evolution(Algorithm):
     def _observe(self, samples: Samples) -> None:
         """Merge the observations of all episodes into the running statistics of the next generation."""
         assert isinstance(samples.info, EvaluationInfo)
-        for norm, moments in zip(norms_of(self.agent), samples.info.moments, strict=True):
+        norms = [module for module in self.agent.modules() if isinstance(module, RunningNorm)]
+        for norm, moments in zip(norms, samples.info.moments, strict=True):
             n, mean, variance = merged_moments(as_numpy(moments)[0])
             norm.merge(*(torch.as_tensor(x, device=norm.mean.device) for x in (n, mean, variance)))

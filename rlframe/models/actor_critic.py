@@ -38,7 +38,12 @@ class Trunk(nn.Module):
         self.feedback = nn.ModuleList(previous)
         if config.feed_back:
             self.size += 1 + sum(part.size for part in previous)
-        self.memory = make_memory(config, self.size)
+        self.memory: Memory | Transformer | None = None
+        if config.memory == "transformer":
+            sizes = config.memory_window, config.memory_heads, config.memory_layers
+            self.memory = Transformer(self.size, config.memory_size, *sizes)
+        elif config.memory != "none":
+            self.memory = Memory(config.memory, self.size, config.memory_size)
         if self.memory:
             self.size = config.memory_size
 
@@ -50,7 +55,10 @@ class Trunk(nn.Module):
         """Features [..., size] and the next state; `observation` is the normalised observation of `inputs`."""
         x = self.encoder(self.view(observation))
         if self.feedback:
-            x = torch.cat([x, *self._previous(inputs)], -1)
+            continues = (~inputs.first).float().unsqueeze(-1)  # zero at the start of an episode
+            parts = zip(self.feedback, leaves(inputs.prev_action), strict=True)
+            previous = [continues * encode(action) for encode, action in parts]
+            x = torch.cat([x, *previous, continues * inputs.prev_reward.unsqueeze(-1)], -1)
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
@@ -68,21 +76,6 @@ class Trunk(nn.Module):
             return memory(x, inputs.first, state) if memory else (x, state)
 
         return forward
-
-    def _previous(self, inputs: AgentInputs) -> list[Tensor]:
-        continues = (~inputs.first).float().unsqueeze(-1)  # zero at the start of an episode
-        parts = zip(self.feedback, leaves(inputs.prev_action), strict=True)
-        return [continues * encode(x) for encode, x in parts] + [continues * inputs.prev_reward.unsqueeze(-1)]
-
-
-def make_memory(config: ModelConfig, in_size: int) -> Memory | Transformer | None:
-    """The memory after the encoder's `in_size` features, if any."""
-    if config.memory == "none":
-        return None
-    if config.memory == "transformer":
-        sizes = config.memory_window, config.memory_heads, config.memory_layers
-        return Transformer(in_size, config.memory_size, *sizes)
-    return Memory(config.memory, in_size, config.memory_size)
 
 
 class ActorCritic(PolicyModel):
@@ -105,7 +98,10 @@ class ActorCritic(PolicyModel):
         self.actor = Trunk(seen, action_space, config)
         shared = has_images(seen.space) if config.shared == "auto" else config.shared
         if shared:
-            _check_shared(observation_space, config)
+            why = "policy and value share theirs (set model.shared=false; auto shares for images)"
+            config.check_no_critic(why)
+            if has_privileged(observation_space):
+                raise ConfigError(f"observation['privileged'] is for a value network of its own, but {why}")
         self.critic = None if shared else Trunk(view, action_space, config.of_value())
         if config.action_embedding:
             distribution = Categorical(config.action_embedding)
@@ -177,10 +173,3 @@ def _through(actor: Any, critic: Any, observation: Tree, inputs: AgentInputs, st
     features, actor_state = actor(observation, inputs, actor_state)
     value_features, critic_state = critic(observation, inputs, critic_state)
     return features, value_features, (actor_state, critic_state) if state else ()
-
-
-def _check_shared(observation_space: Space, config: ModelConfig) -> None:
-    why = "policy and value share theirs (set model.shared=false; auto shares for images)"
-    config.check_no_critic(why)
-    if has_privileged(observation_space):
-        raise ConfigError(f"observation['privileged'] is for a value network of its own, but {why}")
