@@ -193,7 +193,8 @@ class OnPolicyEpochs(OnPolicy):
             for inputs in self.minibatches(batch, samples):
                 steps.append(self.learn(inputs))
                 self.progress.updates += 1
-        return mean_of(steps)
+        means = torch.stack([torch.stack([x.detach() for x in each.values()]) for each in steps]).mean(0)
+        return dict(zip(steps[0], means.unbind(), strict=True))
 
     def steps_of_batch(self) -> int:
         return int(self.config.epochs * self.config.minibatches)
@@ -339,9 +340,3 @@ def check_trace_clips(config: Any, n_steps: float) -> None:
     between = [place for pair in pairwise(ends) for place in np.linspace(*pair, 64)]
     if any(rho(place) < c(place) for place in (*ends, *between)):
         raise ValueError(f"algo.rho_clip={config.rho_clip} must be at least algo.c_clip={config.c_clip}")
-
-
-def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean over several updates, by name."""
-    means = torch.stack([torch.stack([x.detach() for x in each.values()]) for each in metrics]).mean(0)
-    return dict(zip(metrics[0], means.unbind(), strict=True))

@@ -8,7 +8,7 @@ the code of 2.13). In an update of XQC that was an index of a scatter: one of fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,15 +34,11 @@ def loops_in_order(kernel: Any = None) -> Iterator[None]:
         if stores:
             self.body.writeline(BARRIER)
 
+    config: Any = getattr(torch.compiler, "config", None)  # older versions of torch have no such setting
+    own_keys = config.patch(cache_key_tag=BARRIER) if hasattr(config, "cache_key_tag") else nullcontext()
     kernel.codegen_body = with_barrier
     try:
-        with _own_keys():
+        with own_keys:
             yield
     finally:
         kernel.codegen_body = codegen_body
-
-
-def _own_keys() -> AbstractContextManager[None]:
-    config: Any = getattr(torch.compiler, "config", None)  # older versions of torch have no such setting
-    found: AbstractContextManager[None] = nullcontext()
-    return config.patch(cache_key_tag=BARRIER) if hasattr(config, "cache_key_tag") else found

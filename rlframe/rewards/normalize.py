@@ -60,15 +60,16 @@ def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewar
     An agent that reads previous rewards from a replay would find other ones there than it acted on.
     """
     normalizes = sampler.env is not None and sampler.env.options.normalize_reward
+    model = agent.model_config  # a memory of ours alone sees `first`, a user's model may see the reward too
+    reads_reward = agent.uses_previous if model is None else model.feed_back
     replays = getattr(algo, "replay", None) is not None
-    reads_replayed = replays and _reads_reward(agent)
     scaled = getattr(getattr(algo.config, "replay", None), "return_range", 0)
     for key, changes, remedy in (
         ("env.normalize_reward=true", normalizes, "leave feed_back out, or use env.reward_scale"),
         ("reward.bonus", isinstance(rewards, Curiosity), "leave feed_back out, or use an algorithm without replay"),
         ("algo.replay.return_range", bool(scaled), "leave one of them out"),
     ):
-        if changes and reads_replayed:
+        if changes and replays and reads_reward:
             raise ConfigError(
                 f"{key} does not work with a replay and a model that sees the previous reward (model.feed_back=true), "
                 f"which was another when it acted; {remedy}"
@@ -78,8 +79,3 @@ def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewar
         raise ConfigError(
             "env.normalize_reward=true: give the learner its rewards, Learner(agent, algo, rewards_for(sampler, algo))"
         )
-
-
-def _reads_reward(agent: Agent) -> bool:
-    """Whether the network sees the previous reward; a memory of ours alone sees `first`, a user's model may do both."""
-    return agent.uses_previous if agent.model_config is None else bool(agent.model_config.feed_back)
