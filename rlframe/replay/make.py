@@ -252,21 +252,19 @@ def make_replay(
 
 def _stored(config: Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
     """A ReplayBuffer, or a learner's share of one."""
-    observation_space, action_space, reader = spec.observation_space, spec.action_space, spec.reader
-    (T, B, n_streams), ranks = spec.batch_spec, current_ranks()
+    (T, B, n_streams), reader, ranks = spec.batch_spec, spec.reader, current_ranks()
     if ranks.rank >= ranks.n_samplers:  # it stores nothing here
         config = InMemory(size=min(config.size, small_size(spec.batch_spec)))
     memory, L = config.memory(spec.device), -(-config.size // (B * n_streams))
     example_state, spacing = map_tree(as_numpy, spec.state), reader.spacing(T)
     state_bytes = -(-sum(x.nbytes for x in leaves(example_state)) // (B * spacing))  # of a row, on average
-    n_slots = L * B * n_streams
-    size, row_bytes = _checked_size(config, observation_space, action_space, n_slots, memory, spec.alpha, state_bytes)
-    zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
+    size, row_bytes = _checked_size(config, spec, L * B * n_streams, memory, state_bytes)
+    zeros = spaces.zeros(spec.observation_space, (B,)), spaces.zeros(spec.action_space, (B,))
     example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
     storages: list[Storage] = []
     for _ in range(n_streams):
         ring = Ring(L, B)
-        observation = _observation_storage(config, observation_space, ring, memory)
+        observation = _observation_storage(config, spec.observation_space, ring, memory)
         storages.append(Storage(ring, memory, observation, example, spec.previous))
     readers = [reader.make_reader(storage, T, example_state, spec.alpha > 0) for storage in storages]
     rows_before = storages[0].rows_before
@@ -317,27 +315,21 @@ def _observation_storage(config: Stored, space: Space, ring: Ring, memory: Stora
 
 
 def _checked_size(
-    config: Stored,
-    observation_space: Space,
-    action_space: Space,
-    n: int,
-    memory: StorageMemory,
-    alpha: float,
-    state_bytes: int,
+    config: Stored, spec: ReplaySpec[Any], n: int, memory: StorageMemory, state_bytes: int
 ) -> tuple[str, int]:
     """The size of n rows as text, and the bytes of each.
 
     Raises:
         ValueError: they do not fit.    ConfigError: there are no frames to compress.
     """
-    parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
+    parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(spec.observation_space)]
     stacks = [n_bytes // part.n_frames for part, n_bytes in parts if isinstance(part, FrameStack)]
     if config.compresses() and not stacks:
-        raise ConfigError(f"algo.replay.compress=true needs stacks of frames, but {observation_space} has none")
+        raise ConfigError(f"algo.replay.compress=true needs stacks of frames, but {spec.observation_space} has none")
     rows = sum(n_bytes for part, n_bytes in parts if not isinstance(part, FrameStack))
-    rows += sum(x.nbytes for x in leaves(spaces.zeros(action_space)))
+    rows += sum(x.nbytes for x in leaves(spaces.zeros(spec.action_space)))
     in_arrays = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compresses() else 1)
-    other = _ROW_BYTES + (_PRIORITY_BYTES if alpha else 0)
+    other = _ROW_BYTES + (_PRIORITY_BYTES if spec.alpha else 0)
     in_memory = isinstance(config, InMemory)
     size = gigabytes(n * (in_arrays + other))
     guess = " (if frames compress to a quarter)" if config.compresses() else ""
