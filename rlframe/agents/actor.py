@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -219,19 +220,14 @@ class ActorAgent(ModelAgent):
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         network, level = self.exploration.network(self.model), self.exploration.level
-        return self._act(network, inputs, state, noise, level, self.random, torch)
+        return self._act(network, level, self.random, torch, inputs, state, noise)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        network = self.exploration.network(self.model, n)
-        level, all_random = as_numpy(self.exploration.level), as_numpy(self.random)
-
-        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            return self._act(network, inputs, state, noise, level, all_random, np)
-
-        return step if network else None
+        network, level = self.exploration.network(self.model, n), as_numpy(self.exploration.level)
+        return partial(self._act, network, level, as_numpy(self.random), np) if network else None
 
     def _act(
-        self, network: Any, inputs: AgentInputs, state: Tree, noise: ActorNoise, level: Array, all_random: Any, xp: Any
+        self, network: Any, level: Array, all_random: Array, xp: Any, inputs: AgentInputs, state: Tree, noise: Tree
     ) -> AgentStep:
         """A step with what the exploration asks for of the network, of arrays of `xp`, torch or numpy."""
         policy, exploration, random = self.policy, self.exploration, noise.active * all_random

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,21 +53,11 @@ class PolicyAgent(ModelAgent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        params, value, state = self.model(inputs, state)
-        action, log_prob = self.distribution.act(params, noise)
-        return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
+        return _sampled(self.model, self.distribution.act, inputs, state, noise)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        forward, act = self.model.numpy_forward(n), self.distribution.act_numpy
-        if forward is None:
-            return None
-
-        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            params, value, state = forward(inputs, state)
-            action, log_prob = act(params, noise)
-            return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
-
-        return step
+        forward = self.model.numpy_forward(n)
+        return partial(_sampled, forward, self.distribution.act_numpy) if forward else None
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""
@@ -101,6 +92,16 @@ class PolicyAgent(ModelAgent):
         return lambda inputs: self.model(inputs, self.memory(1))[0], self.distribution
 
 
+Act = Callable[[Any, Tree], tuple[Tree, Any]]  # from parameters and noise to actions and their log-probabilities
+
+
+def _sampled(network: Callable[..., Any], act: Act, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+    """A step by a network and what samples from its parameters, in torch or NumPy."""
+    params, value, state = network(inputs, state)
+    action, log_prob = act(params, noise)
+    return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
+
+
 class GsdePolicyAgent(PolicyAgent):
     """A PolicyAgent whose samples `exploration` correlates in time, by the features of the policy."""
 
@@ -112,32 +113,18 @@ class GsdePolicyAgent(PolicyAgent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        evaluated, level = self.model.with_features(inputs, state.memory), self.exploration.level
-        return self._sampled(evaluated, self.distribution.act, inputs, noise, state, level, torch)
+        network, level = self.model.with_features, self.exploration.level
+        return self._correlated(network, self.distribution.act, level, torch, inputs, state, noise)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        evaluate, act = self.model.numpy_with_features(n), self.distribution.act_numpy
-        if evaluate is None:
-            return None
-        level = as_numpy(self.exploration.level)
+        network, level = self.model.numpy_with_features(n), as_numpy(self.exploration.level)
+        return partial(self._correlated, network, self.distribution.act_numpy, level, np) if network else None
 
-        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            return self._sampled(evaluate(inputs, state.memory), act, inputs, noise, state, level, np)
-
-        return step
-
-    def _sampled(
-        self,
-        evaluated: tuple[Any, Any, Any, Tree],
-        act: Callable[[Any, Tree], tuple[Tree, Any]],
-        inputs: AgentInputs,
-        noise: Tree,
-        state: AgentState,
-        level: Any,
-        xp: Any,
+    def _correlated(
+        self, network: Any, act: Act, level: Any, xp: Any, inputs: AgentInputs, state: AgentState, noise: Tree
     ) -> AgentStep:
-        """A step in torch or NumPy; `evaluated`: see `ActorCritic.with_features`."""
-        params, features, value, memory = evaluated
+        """A step in torch or NumPy; `network`: see `ActorCritic.with_features`."""
+        params, features, value, memory = network(inputs, state.memory)
         drawn, explore = self.exploration.correlate(params, features, inputs, noise, state.explore, level, xp)
         action, log_prob = act(params, drawn)
         return AgentStep(action, PolicyInfo(log_prob=log_prob, value=value), AgentState(explore, memory))
