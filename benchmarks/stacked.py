@@ -12,8 +12,8 @@ What is compared (ratios above 1 mean that the stack is faster), all seeds toget
 The stack is compiled. It is compared with a run as launch makes it by default, which is too short to be compiled, and
 with one that is compiled. Evaluation and what comes before the third row of the log, such as compiling, do not count.
 
-Method. Each side is a process that runs to its end before the other starts, in turns; a ratio is the median of those
-within each round.
+Method. Each side is a process that runs to its end before the other starts, in turns, pinned to the same core; a ratio
+is the median of those within each round.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def rate(case: str, side: str, seeds: int, steps: float) -> float:
 
 def main(seeds: int = 10, rounds: int = 3, only: str = "", small: bool = False) -> None:
     """Print a line for each round, and the medians."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # and so those that it starts
     for case in [name for name in SETTINGS if name in (only or name).split(",")]:
         found = []
         for _ in range(1 if small else rounds):
