@@ -244,7 +244,11 @@ class DQN(QLearning):
 
     @torch.no_grad()
     def soft_returns(self, batch: Transitions) -> Tensor:
-        """G + α max(τ ln π(a|s), clip) [n] of the first step, with `munchausen` α: replay has no rows between."""
+        """G + α max(τ ln π(a|s), clip) [n] of the first step, with `munchausen` α: replay has no rows between.
+
+        π is the target network's, as in the papers of Munchausen and of Beyond the Rainbow; the code of the latter has
+        the online network's here, and the target network's at the next row.
+        """
         c, kind = self.config, self.agent.kind
         q = self.agent.of_allowed(kind.q(self.target(batch.inputs, (), 1.0, *self.tau(batch, 2))[0]), batch.inputs)
         bonus = log_policy_bonus(q, batch.action, c.munchausen_temperature, c.munchausen_clip)

@@ -109,7 +109,10 @@ class IQL(Imitation):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
-        """One step of the critics, and one of V and the policy (algorithm 1)."""
+        """One step of the critics, and one of V and the policy, all by the values before these steps.
+
+        Algorithm 1 moves V first, and then the critics by the new V; the authors' code the policy by the new V too.
+        """
         critic_loss, of_critics = self.critic_loss(batch)
         loss, found = self.loss(*self.outputs(batch), batch)
         self.critic_optimizer.minimize(critic_loss, batch)

@@ -120,7 +120,8 @@ class ScaledReturns:
     """Returns of replay divided by the deviation, now, of the return G: r / max(sqrt(Var + 1e-8), max |G| / c).
 
     Rewards stay in replay as they are, so all are scaled alike, whenever they were received; an n-step return is
-    divided once it is summed (XQC and SimbaV2, arXiv 2509.25174 and 2502.15280; no mean is subtracted).
+    divided once it is summed (XQC and SimbaV2, arXiv 2509.25174 and 2502.15280; no mean is subtracted). G begins anew
+    after the last step of an episode; in the codes of XQC and FlashSAC at it, where G is the last reward alone.
     """
 
     def __init__(self, discount: float, limit: float = math.inf, device: torch.device | str = "cpu") -> None:

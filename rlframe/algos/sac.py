@@ -133,7 +133,10 @@ class SoftValue(ABC):
 
     @abstractmethod
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Any, temperature: Tensor) -> Losses:
-        """Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6), V' by the target critics; and metrics."""
+        """Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6), V' by the target critics; and metrics.
+
+        With n_step above 1, r is the sum of that many rewards, without the entropy of the steps between.
+        """
 
     @abstractmethod
     def policy_loss(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
