@@ -25,7 +25,13 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.policy_gradient import clipped_surrogate, explained_variance, kl_from_ratio, masked_mean
+from rlframe.ops.policy_gradient import (
+    clipped_surrogate,
+    explained_variance,
+    importance_ratio,
+    kl_from_ratio,
+    masked_mean,
+)
 from rlframe.ops.returns import v_trace
 
 
@@ -100,7 +106,7 @@ class APPO(OnPolicyEpochs):
         """-min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT); and its parts."""
         c, weight = self.now, batch.weight
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
-        ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0).exp()
+        ratio = importance_ratio(torch.where(batch.valid, log_prob - batch.log_prob, 0.0))
         parts = {
             "policy_loss": -(weight * clipped_surrogate(ratio, batch.advantage, c.clip)).sum(),
             "value_loss": 0.5 * (weight * (value - batch.return_).square()).sum(),

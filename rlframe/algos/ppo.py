@@ -29,6 +29,7 @@ from rlframe.ops.policy_gradient import (
     clipped_surrogate,
     clipped_value_error,
     explained_variance,
+    importance_ratio,
     kl_from_ratio,
 )
 from rlframe.ops.returns import generalized_advantage
@@ -176,7 +177,7 @@ class PPO(OnPolicyEpochs):
         c, weight = self.now, batch.weight
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
         log_ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
-        surrogate = clipped_surrogate(log_ratio.exp(), batch.advantage, c.clip)  # eq. 7
+        surrogate = clipped_surrogate(importance_ratio(log_ratio), batch.advantage, c.clip)  # eq. 7
         error = clipped_value_error(value, batch.value, batch.return_, c.value_clip)
         loss = (weight * (c.value_coef * error - surrogate - c.entropy_coef * entropy)).sum()
         if self.config.kl_coef != 0:  # eq. 8, with the KL by samples

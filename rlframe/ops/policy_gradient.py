@@ -13,6 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_LARGEST_LOG = 88.7  # whose exponential is finite in float32
+
+
+def importance_ratio(log_ratio: Tensor) -> Tensor:
+    """r = exp(log r), finite: the gradient of a row that is clipped is then 0, and not 0 times inf, which is NaN."""
+    return log_ratio.clamp(max=_LARGEST_LOG).exp()
+
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
     """min(r A, clip(r, 1 - ε, 1 + ε) A), to be ascended (Schulman et al. 2017, arXiv 1707.06347, eq. 7).

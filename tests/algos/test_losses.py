@@ -80,6 +80,14 @@ def test_ppo_rows_clipped_the_other_way_keep_their_gradient() -> None:
     assert metrics["policy_loss"] == pytest.approx(-(-1.5 + 0.5) / 2, abs=1e-6)
 
 
+def test_ppo_rows_clipped_from_a_ratio_beyond_float32_have_no_gradient() -> None:
+    """e^100 is inf, and 0 times inf is NaN."""
+    samples = one_step_episodes([1.0, 2.5], [0.0, 0.5], [HALF - 100, HALF], [True, True])
+    table, metrics = ppo_update(samples)
+    assert moved(table.logits) == [False, True]
+    assert metrics["policy_loss"] == pytest.approx(-(1.2 + 2) / 2)
+
+
 def test_ppo_normalises_the_advantage_over_valid_rows_only() -> None:
     _, metrics = ppo_update(
         one_step_episodes([3.0, 1.0, 99.0], [0.0, 0.0, 0.0], [HALF - math.log(1.1), HALF, HALF], [True, True, False]),
