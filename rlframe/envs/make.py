@@ -25,6 +25,7 @@ from rlframe.core.names import find_attribute, split_call
 from rlframe.core.objects import ObjectName
 from rlframe.envs import atari, envpool, gymnasium_vector, none, pettingzoo
 from rlframe.envs.base import EnvConfig, Envs, reward_transform
+from rlframe.envs.ids import nearest_id
 from rlframe.envs.multi_agent import make_multi_agent
 from rlframe.envs.options import EnvOptions
 from rlframe.envs.python import PythonEnvs
@@ -273,7 +274,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
         return several
     if rest not in gymnasium.registry:
         raise ConfigError(
-            f"env={id_} is not registered with Gymnasium{nearest(rest, gymnasium.registry)}; "
+            f"env={id_} is not registered with Gymnasium{nearest_id(rest)}; "
             f"write package:Id-v0 for another package's id, or module:callable for an environment of your own"
         )
     return gymnasium.registry[rest]

@@ -118,6 +118,17 @@ def test_an_unknown_id_is_an_error_with_the_nearest_id(id_: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("id_", "nearest"),
+    [("Humanoid-v9", "Humanoid-v5"), ("Pong", "ALE/Pong-v5"), ("simple_spread_v3", "mpe2/simple_spread_v3")],
+)
+def test_the_nearest_id_is_the_newest_version_with_its_namespace(id_: str, nearest: str) -> None:
+    message = refused(id_)
+    assert nearest in message
+    assert "Humanoid-v2" not in message
+    assert "NoFrameskip" not in message
+
+
+@pytest.mark.parametrize(
     ("id_", "what"),
     [
         ("tests.envs.custom:scriptd", "no scriptd; did you mean scripted"),
