@@ -339,7 +339,10 @@ def find_module(name: str, package: str) -> ModuleType:
     known = module_names(package)
     target = f"{package}.{name.lower()}" if name.lower() in known else name
     if preset := vars(importlib.import_module(package)).get("PRESETS", {}).get(name.lower()):
-        raise ConfigError(f"{name!r} is settings of another algorithm; begin with a preset of it: experiment={preset}")
+        raise ConfigError(
+            f"{name!r} is settings of another algorithm; begin with a preset of it: experiment={preset}, "
+            f"with env=NAME for another environment"
+        )
     if "." not in target or not all(part.isidentifier() for part in target.split(".")):
         hint = (
             f"; for your file write ./{os.path.normpath(name)}.py"

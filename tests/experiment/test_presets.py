@@ -102,4 +102,5 @@ def test_a_name_of_the_field_that_is_settings_of_an_algorithm_leads_to_a_preset(
     assert f"{name}_" in PRESETS[name] or PRESETS[name].startswith(f"{name}/") or name == "apex"
     assert preset["algo"] not in PRESETS
     assert main([f"algo={name}", f"env={preset['env']}", "dry_run=true"]) == 2
-    assert f"begin with a preset of it: experiment={PRESETS[name]}" in capsys.readouterr().err
+    remedy = f"begin with a preset of it: experiment={PRESETS[name]}, with env=NAME for another environment"
+    assert remedy in capsys.readouterr().err
