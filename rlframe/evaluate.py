@@ -32,7 +32,7 @@ from rlframe.deploy.load import Trained, choose_snapshot, load_chosen
 from rlframe.deploy.matching import are_matches, play_runs
 from rlframe.envs import none
 from rlframe.evaluation import Evaluator, report
-from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
+from rlframe.evaluation.film import DISPLAYS, FilmConfig, film, prepare_film, show
 from rlframe.evaluation.recording import EvaluationRecorder
 from rlframe.experiment.agents import without_policy
 from rlframe.experiment.config import Experiment, kind_of
@@ -90,7 +90,6 @@ _WITHOUT_EFFECT = (  # beginnings of keys of the run
     *("eval.function", "eval.interval_steps", "eval.asynchronous", "eval.video_every"),
     *("eval.opponents", "eval.estimate", "eval.dataset", "record", "compile", "ray."),
 )
-_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def read_options(words: KeyValues) -> EvaluationOptions:
         raise ConfigError(f"render={render!r} must be human")
     if render and video:
         raise ConfigError("render=human opens a window and video=DIR films without one; choose one of them")
-    if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+    if render and sys.platform == "linux" and not any(os.environ.get(name) for name in DISPLAYS):
         raise ConfigError("render=human needs a display, and DISPLAY is not set; video=DIR films without one")
     if dataset and (render or video):
         raise ConfigError("dataset= records episodes that are played side by side; leave out render and video")

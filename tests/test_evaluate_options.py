@@ -291,7 +291,7 @@ def test_episodes_are_played_in_the_window_of_the_environment(run, monkeypatch, 
 
 
 def test_a_window_without_a_display_is_an_error(run, monkeypatch, capsys):
-    for name in evaluate._DISPLAYS:
+    for name in evaluate.DISPLAYS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     assert "render=human needs a display, and DISPLAY is not set" in error(capsys, run, "render=human")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -24,6 +25,8 @@ from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.record.directory import film_path
 from rlframe.record.snapshot import check_inside, remove_leftovers
 from rlframe.rollout.collector import Collector, local_collector
+
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # variables, one of which is set where windows open
 
 _LEAST_HEIGHT = 336  # pixels; lower frames are enlarged
 _MARGIN = 4  # pixels around the text
@@ -167,9 +170,22 @@ def frames(env: EnvConfig, agent: Agent, config: FilmConfig) -> Generator[Frame]
     is_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # its frames are those that the agent sees
     if not is_atari:
         env = replace(env, kwargs={**env.kwargs, "render_mode": "rgb_array"}, backend="python")
-    with _play(env, agent, config) as (envs, moments):
+    with _without_display(), _play(env, agent, config) as (envs, moments):
         for return_, length, ended in moments:
             yield Frame(_picture(envs, f"return {return_:.1f}  step {length:,}"), envs.render_fps, ended)
+
+
+@contextmanager
+def _without_display() -> Iterator[None]:
+    """Where there is no display, pygame looks for none in the block: libwayland would print an error."""
+    if any(os.environ.get(name) for name in DISPLAYS):
+        yield
+        return
+    os.environ["SDL_VIDEODRIVER"] = "dummy"
+    try:
+        yield
+    finally:
+        os.environ.pop("SDL_VIDEODRIVER", None)
 
 
 def show(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Trajectory]:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -223,6 +225,20 @@ def saved(path: Path, n: int, fps: float, shape: tuple[int, int] = (40, 60)) -> 
             gif.seek(frame)
             found.append((float(np.asarray(gif.convert("L")).mean()), gif.info["duration"]))
         return found
+
+
+def test_a_film_without_a_display_opens_none_and_prints_nothing() -> None:
+    film = """
+import os
+from rlframe.evaluation.film import FilmConfig, frames
+from tests.evaluation.test_film import CARTPOLE, cartpole_agent
+shown = list(frames(CARTPOLE, cartpole_agent(), FilmConfig(max_length=3)))
+assert len(shown) > 2 and "SDL_VIDEODRIVER" not in os.environ
+"""
+    without = {key: value for key, value in os.environ.items() if not key.startswith(("SDL_", "XDG_"))}
+    without = {key: value for key, value in without.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    done = subprocess.run([sys.executable, "-c", film], env=without, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "XDG_RUNTIME_DIR" in done.stderr) == (0, False), done.stderr
 
 
 def test_a_gif_has_at_most_ten_pictures_a_second(tmp_path: Path) -> None:
