@@ -11,6 +11,10 @@ algo=pppo -> did you mean ppo
 algo.learning_rte=1 -> did you mean algo.learning_rate?
 algo=sac algo.learn_from=5 -> unknown key algo.learn_from; did you mean algo.learning_starts?
 swep.seed=0,1 -> unknown key swep.seed; did you mean sweep.seed?
+steps=1e5 -> did you mean runner.n_steps
+total_steps=1e5 -> did you mean runner.n_steps
+max_timesteps=1e5 -> did you mean runner.n_steps
+eval.steps=100 -> did you mean eval.env_steps?
 resum=runs/run_0 -> unknown key resum; did you mean resume
 runner.n_steps=abc -> 'abc' is not a number
 runner.n_steps=1.5 -> not a whole number

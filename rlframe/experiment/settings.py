@@ -31,6 +31,9 @@ _COMMAND_KEYS = ("experiment", "retries", *SINGLE_RUN_KEYS, *COMMAND_LINE_KEYS, 
 _CUTOFF = 0.6  # how similar words are that are suggested
 _OTHER_WORDS = {  # of other frameworks, and the last word, or words, of what they are called here
     **dict.fromkeys(("run_dir", "save_dir", "output_dir", "out", "out_dir", "logdir", "tensorboard_log"), "log_dir"),
+    **dict.fromkeys(
+        ("max_steps", "max_timesteps", "steps", "timesteps", "total_frames", "total_steps"), "n_steps env_steps"
+    ),
     "action_noise": "explore",
     "alpha": "temperature decay",
     "batch_size": "minibatches",
