@@ -223,7 +223,7 @@ class OffPolicy(FromReplay):
         super().receive(samples)
         after = self.progress.column_steps
         self.explore()
-        n_envs, seen = self.exploration.n_envs, self.of_agents(samples).observation
+        n_envs, seen = self.exploration.n_envs, self.of_agents(samples)
         self.agent.exploration.follow(self.agent.model, seen, before // n_envs, after // n_envs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -128,7 +128,7 @@ class PQN(OnPolicyEpochs):
         super().receive(samples)
         after, n_envs = self.progress.column_steps, self.exploration.n_envs
         self.explore()
-        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
+        self.agent.exploration.follow(self.agent.model, samples, before // n_envs, after // n_envs)
 
     @torch.no_grad()
     def rows(self, samples: Samples) -> tuple[ReturnRows, dict[str, Tensor]]:

@@ -26,7 +26,7 @@ from rlframe.core.parts import OWN, ROOTS, Part, part, part_name
 from rlframe.core.ranks import current_ranks, first_env_of_rank
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill
-from rlframe.core.types import AgentInputs, Array
+from rlframe.core.types import AgentInputs, Array, Samples
 from rlframe.models import ModelConfig
 
 PACKAGE = "rlframe.exploration"
@@ -73,11 +73,11 @@ class Exploration(nn.Module, ABC):
         logs = xp.log(level.clip(_NEVER, None))
         return xp.exp(logs[0] + (logs[1] - logs[0]) * (state.env / level[2]))
 
-    def follow(self, model: Any, observation: Tree, before: int, after: int) -> None:
+    def follow(self, model: Any, samples: Samples, before: int, after: int) -> None:
         """Adapt to a batch that the learner received; the same on all ranks.
 
         Args:
-            model: the network that acts.    observation: [T, B, ...] of this rank.
+            model: the network that acts.    samples: [T, B], of this rank; each column one agent's.
             before, after: time steps of each environment before the batch and after it.
         """
 

@@ -25,7 +25,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree, as_numpy, map_tree
-from rlframe.core.types import AgentInputs, Array
+from rlframe.core.types import AgentInputs, Array, Samples
 from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.kernels.matmul import linear
 from rlframe.kernels.transfer import to_device
@@ -174,10 +174,13 @@ class ParameterNoise(NetworkNoise):
         return {"algo/parameter_noise": float(self.sigma)}
 
     @torch.no_grad()
-    def follow(self, model: Any, observation: Tree, before: int, after: int) -> None:
-        rows = map_tree(lambda x: to_device(x, self.level.device).flatten(0, 1), observation)
-        moved = self._perturbed(model, rows, self.sigma).tanh() - model(rows).tanh()
-        found = torch.stack([moved.square().sum(), torch.full_like(self.sigma, moved.numel())])
+    def follow(self, model: Any, samples: Samples, before: int, after: int) -> None:
+        observation, acted = map_tree(
+            lambda x: to_device(x, self.level.device).flatten(0, 1), (samples.observation, samples.valid)
+        )
+        moved = self._perturbed(model, observation, self.sigma).tanh() - model(observation).tanh()
+        squares = torch.where(acted, moved.square().mean(-1), 0.0)
+        found = torch.stack([squares.sum(), acted.sum()])
         total, n = current_ranks().sum_tensor(found).unbind()
         sigma = adapted(self.sigma, (total / n).sqrt(), self.level[:2].max(), self.config.adaptation)
         self.sigma.copy_(sigma.clamp(_LEAST_SIGMA, _MOST_SIGMA))

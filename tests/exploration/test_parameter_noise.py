@@ -35,8 +35,11 @@ def act(agent: ActorAgent, n: int = 4, active: bool = True) -> torch.Tensor:
     return agent.step(inputs, agent.initial_state(range(n)), noise).action
 
 
-def observations(n: int = 64) -> torch.Tensor:
-    return torch.from_numpy(inputs_for(VECTOR, BOX, n).observation).unsqueeze(1)
+def batch(n: int = 64, absent: int = 0) -> Any:
+    """n rows of one agent, and behind them rows where it was absent."""
+    rows = torch.from_numpy(inputs_for(VECTOR, BOX, n).observation)
+    observation = torch.cat([rows, torch.full((absent, *rows.shape[1:]), 9.0)]).unsqueeze(1)
+    return Mock(observation=observation, valid=(torch.arange(n + absent) < n).unsqueeze(1))
 
 
 def test_the_policy_acts_with_noise_in_all_its_parameters() -> None:
@@ -91,9 +94,9 @@ def test_the_highest_level_of_a_ladder_has_the_whole_noise(first: float, last: f
     )
 
 
-@pytest.mark.parametrize("sigma", [1e-3, 0.05, 1.0])
-def test_the_scale_comes_to_where_actions_differ_by_the_target(sigma: float) -> None:
-    agent, rows = agent_for(std=0.2, sigma=sigma, interval=10**6), observations()
+@pytest.mark.parametrize(("sigma", "absent"), [(1e-3, 0), (0.05, 0), (1.0, 0), (0.05, 200)])
+def test_the_scale_comes_to_where_actions_differ_by_the_target(sigma: float, absent: int) -> None:
+    agent, rows = agent_for(std=0.2, sigma=sigma, interval=10**6), batch(absent=absent)
     for t in range(700):
         agent.exploration.follow(agent.model, rows, t, t + 1)
     with torch.no_grad():
@@ -103,7 +106,7 @@ def test_the_scale_comes_to_where_actions_differ_by_the_target(sigma: float) -> 
 
 @pytest.mark.parametrize(("std", "bound"), [(0.0, 1e-6), (2.0, 100.0)])
 def test_the_scale_stays_finite_whatever_the_target(std: float, bound: float) -> None:
-    agent, rows = agent_for(std=std, interval=10**6, adaptation=2.0), observations()
+    agent, rows = agent_for(std=std, interval=10**6, adaptation=2.0), batch()
     for t in range(50):
         agent.exploration.follow(agent.model, rows, t, t + 1)
     assert agent.exploration.sigma.item() == pytest.approx(bound)
@@ -112,7 +115,7 @@ def test_the_scale_stays_finite_whatever_the_target(std: float, bound: float) ->
 
 def test_an_adaptation_of_one_keeps_the_scale() -> None:
     agent = agent_for(adaptation=1.0)
-    agent.exploration.follow(agent.model, observations(), 0, 1)
+    agent.exploration.follow(agent.model, batch(), 0, 1)
     assert agent.exploration.sigma.item() == pytest.approx(0.05)
 
 
@@ -120,7 +123,7 @@ def test_a_perturbation_lasts_for_its_interval_and_follows_from_seed_and_time() 
     def drawn(agent: ActorAgent) -> torch.Tensor:
         return torch.cat([noise.flatten() for noise in agent.exploration.perturbation.buffers()])
 
-    agent, other, rows = agent_for(interval=4), agent_for(interval=4), observations()
+    agent, other, rows = agent_for(interval=4), agent_for(interval=4), batch()
     seen = [drawn(agent)]
     for t in range(0, 12, 2):
         agent.exploration.follow(agent.model, rows, t, t + 2)
@@ -134,7 +137,7 @@ def test_a_perturbation_lasts_for_its_interval_and_follows_from_seed_and_time() 
 
 def test_everything_is_saved_with_the_agent() -> None:
     agent, other = agent_for(), agent_for(seed=1)
-    agent.exploration.follow(agent.model, observations(), 0, 400)
+    agent.exploration.follow(agent.model, batch(), 0, 400)
     other.load_state_dict(agent.state_dict())
     assert torch.equal(act(agent), act(other))
 
