@@ -71,15 +71,15 @@ def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
 
     Empty if it has none: it was defined in a notebook, within a function, or made by a call.
     """
+    if given.endswith("()"):
+        return ""
     module, _, name = given.rpartition(":")
     if not module or can_import(module):
-        file = ""
-    else:
-        file = vars(sys.modules[module]).get("__file__") or "" if module in sys.modules else ""
-        file = file if Path(file).is_file() else ""  # <stdin> is none
-    if given.endswith("()") or (module and not file and not can_import(module)):
+        return given[:]
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    if not Path(file).is_file():  # such as <stdin>
         return ""
-    return f"{Path(file).absolute()}:{name}" if file and file not in command else given[:]
+    return given[:] if file in command else f"{Path(file).absolute()}:{name}"
 
 
 def pickled(value: Any, key: str, name: str) -> bytes:
