@@ -169,21 +169,14 @@ def _check_league(experiment: Experiment) -> None:
         raise ConfigError(f"agents.league.opponents={n} needs world_size=1 and learners=1, not {experiment.n_ranks}")
 
 
-def check_parts(experiment: Experiment) -> None:
-    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
+def _check_evolution(experiment: Experiment) -> None:
+    """Raise ConfigError unless an algorithm that learns from episodes has the runner for it, and that no other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
-    _check_data(experiment)
-    _check_evaluation(experiment)
-    _check_recording(experiment)
-    _check_places(experiment)
-    _check_policies(experiment)
-    _check_league(experiment)
-    sampler.collector_class()
     evolves = learns_from(algo) == "episodes"
-    if evolves and not runner.evolves:
-        name = kind_of("algo", algo)
-        raise ConfigError(f"algo={name} needs runner=evolution, not runner={kind_of('runner', runner)}")
     if not runner.evolves:
+        if evolves:
+            name = kind_of("algo", algo)
+            raise ConfigError(f"algo={name} needs runner=evolution, not runner={kind_of('runner', runner)}")
         return
     if (bonus := part_name(experiment.reward.bonus, "rlframe.rewards")) != "none":
         name = kind_of("algo", algo)
@@ -205,3 +198,15 @@ def check_parts(experiment: Experiment) -> None:
             raise ConfigError(
                 f"{key} has no meaning with runner=evolution, whose workers play whole episodes; remove it"
             )
+
+
+def check_parts(experiment: Experiment) -> None:
+    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
+    _check_data(experiment)
+    _check_evaluation(experiment)
+    _check_recording(experiment)
+    _check_places(experiment)
+    _check_policies(experiment)
+    _check_league(experiment)
+    experiment.sampler.collector_class()
+    _check_evolution(experiment)
