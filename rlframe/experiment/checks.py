@@ -172,17 +172,15 @@ def _check_league(experiment: Experiment) -> None:
 def _check_evolution(experiment: Experiment) -> None:
     """Raise ConfigError unless an algorithm that learns from episodes has the runner for it, and that no other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
-    evolves = learns_from(algo) == "episodes"
-    if not runner.evolves:
-        if evolves:
-            name = kind_of("algo", algo)
-            raise ConfigError(f"algo={name} needs runner=evolution, not runner={kind_of('runner', runner)}")
+    evolves, name = learns_from(algo) == "episodes", kind_of("algo", algo)
+    if evolves and not runner.evolves:
+        raise ConfigError(f"algo={name} needs runner=evolution, not runner={kind_of('runner', runner)}")
+    if runner.evolves and not evolves:
+        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={name}")
+    if not evolves:
         return
     if (bonus := part_name(experiment.reward.bonus, "rlframe.rewards")) != "none":
-        name = kind_of("algo", algo)
         raise ConfigError(f"reward.bonus={bonus} changes rewards step by step, but algo={name} learns from episodes")
-    if not evolves:
-        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={kind_of('algo', algo)}")
     workers = sampler.worker_count()
     for key, wrong in {
         f"sampler={kind_of('sampler', sampler)}": workers and not (sampler.acts_in_workers or sampler.undecided),

@@ -114,6 +114,8 @@ def test_generations_have_seeds_of_their_own_that_a_run_with_this_seed_has_again
 WRONG = {
     "algo=es": "algo=es needs runner=evolution, not runner=minibatch_rl_eval",
     "runner=evolution": "runner=evolution is for algo=es or ars, not algo=ppo",
+    "runner=evolution reward.bonus=rnd": "runner=evolution is for algo=es or ars, not algo=ppo",
+    "algo=es runner=evolution reward.bonus=rnd": "reward.bonus=rnd changes rewards step by step",
     "algo=es runner=evolution sampler=gpu sampler.n_workers=2": "sampler=gpu has no meaning",
     "algo=es runner=evolution sampler.decorrelation_steps=3": "sampler.decorrelation_steps=3 has no meaning",
     "algo=es runner=evolution sampler.statistics=a:B": r"sampler.statistics=\[a:B\] has no meaning",
