@@ -90,30 +90,45 @@ def read_job(keys: Mapping[str, Any], check_resumed: CheckResumed = check_same_r
     if resume and preset:
         raise ConfigError(f"experiment={preset} is not for resume={resume}, which goes on with its own; leave one out")
     tune = control.flag("tune_sampler")
+    if resume:
+        return _resumed_job(resume, _recorded_config(resume, keys, trust, check_resumed), keys, tune)
     if preset == AUTO_PRESET:
         preset = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
-    base, notes = _resumed(resume, keys, trust, check_resumed) if resume else _preset(preset, keys, trust)
-    if resume and not tune:
-        keys, kept = _without_auto(keys, base)
-        notes = (*notes, *kept)
-    if dropped := merge(base, keys)[1]:
-        given = long_keys(base)
-        notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
-    below = ("", {}) if resume else algorithm_defaults(base, keys)
-    sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
-    chosen = choices_made(Path(resume)) if resume else {}
+    base, notes = _preset(preset, keys, trust)
+    notes = (*notes, *_left_out(base, keys))
+    below = algorithm_defaults(base, keys)
+    experiment = from_flat(below[1], base, keys)
+    sources = (("command line", keys), (f"experiment={preset}", base), below)
+    return Job(experiment, "", tune, (*notes, *_idle(experiment, long_keys(keys))), sources)
+
+
+def _resumed_job(resume: str, config: Mapping[str, Any], keys: Mapping[str, Any], tune: bool) -> Job:
+    """The job that goes on with a run of this config and with what it chose; the keys are above its own."""
+    notes = [f"resuming {resume}"]
+    if not tune:
+        keys, kept = _without_auto(keys, config)
+        notes += kept
+    notes += _left_out(config, keys)
+    chosen = choices_made(Path(resume))
     try:
-        experiment, of_updates = from_flat(below[1], base, keys), list[str]()
+        experiment = from_flat(config, keys)
     except ConfigError:
-        if resume:
-            with prefixed(f"{resume}/params.json does not fit your code as it is now"):
-                from_flat(base)
+        with prefixed(f"{resume}/params.json does not fit your code as it is now"):
+            from_flat(config)
         raise
-    if resume:
-        asked, recorded = str(keys.get("compile", "")).lower(), str(base.get("compile", "auto")).lower()
-        experiment, of_updates = compiled_as(chosen, experiment, asked, recorded)
-    notes = (*notes, *of_updates, *_idle(experiment, long_keys(keys)))
-    return Job(experiment, resume, tune, notes, sources, chosen.get("threads", 0))
+    asked, recorded = str(keys.get("compile", "")).lower(), str(config.get("compile", "auto")).lower()
+    experiment, of_updates = compiled_as(chosen, experiment, asked, recorded)
+    notes += [*of_updates, *_idle(experiment, long_keys(keys))]
+    sources = (("command line", keys), (f"resume={resume}", config))
+    return Job(experiment, resume, tune, tuple(notes), sources, chosen.get("threads", 0))
+
+
+def _left_out(below: Mapping[str, Any], keys: Mapping[str, Any]) -> list[str]:
+    """A note of the settings below the command line whose part it replaces by another that has none such."""
+    if not (dropped := merge(below, keys)[1]):
+        return []
+    given = long_keys(below)
+    return [f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}"]
 
 
 def _idle(experiment: Experiment, given: Mapping[str, Any]) -> list[str]:
@@ -173,9 +188,8 @@ def _listed(presets: list[str]) -> str:
     return f"{shown} (--list presets has all)" if len(presets) > _SHOWN else shown
 
 
-def _resumed(
-    resume: str, keys: Mapping[str, Any], trust: bool, check_resumed: CheckResumed
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _recorded_config(resume: str, keys: Mapping[str, Any], trust: bool, check_resumed: CheckResumed) -> dict[str, Any]:
+    """The config of a run that can be resumed with these keys. Raises ConfigError if there is none."""
     path = Path(resume) / "params.json"
     if not path.is_file():
         runs = sorted(run.name for run in Path(resume).glob("run_*"))[:5]
@@ -189,10 +203,10 @@ def _resumed(
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: a script wrote it, so resume the run from that script")
-    return config, (f"resuming {resume}",)
+    return config
 
 
-def _without_auto(keys: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _without_auto(keys: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Keys of a resumed run but sampler=auto and sampler.n_workers=auto, which it has settled; and notes of these."""
     settled = {key: base[key] for key in ("sampler", "sampler.n_workers") if keys.get(key) == "auto" and key in base}
     left_out = {key: value for key, value in settled.items() if value != "auto"}
@@ -200,7 +214,7 @@ def _without_auto(keys: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[dic
         f"{key}=auto: {value}, as before, since another may round otherwise; name one to change it"
         for key, value in left_out.items()
     ]
-    return {key: value for key, value in keys.items() if key not in left_out}, tuple(notes)
+    return {key: value for key, value in keys.items() if key not in left_out}, notes
 
 
 def choices_made(run: Path) -> dict[str, Any]:
