@@ -26,7 +26,8 @@ from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks, Clock
 from rlframe.runners.config import NO_AFFINITY, RunnerConfig, config_of
 from rlframe.runners.described import DescribedBatches
-from rlframe.runners.learner import Diverged, Learner, Learners, NothingLearned, Standstill, skip_update
+from rlframe.runners.learner import Diverged, Learner, Learners
+from rlframe.runners.nonfinite import skip_update
 from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     Reporting,
@@ -40,6 +41,7 @@ from rlframe.runners.report import (
     torch_rng_states,
     write_result,
 )
+from rlframe.runners.standstill import NothingLearned, Standstill
 from rlframe.runners.threads import apply_affinity
 from rlframe.samplers import Source
 from rlframe.system.affinity import Affinity

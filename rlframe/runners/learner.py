@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from rlframe.agents import Agent
@@ -23,18 +21,14 @@ from rlframe.core.multi_agent import columns_of, joint_of
 from rlframe.core.objects import is_own
 from rlframe.core.types import Samples
 from rlframe.evaluation.evaluator import BaseEvaluator
-from rlframe.record import current_run
 from rlframe.record.metrics import of_learner
 from rlframe.rewards.base import UNCHANGED, Rewards
-from rlframe.runners.described import named_arrays, plain_tree
 from rlframe.samplers import Source
-from rlframe.updates.progress import SkippedUpdate
 
 _logger = logging.getLogger("rlframe")
 
 _V = TypeVar("_V")
 _ONLY = "agent"  # the name of a learner that is given without one
-MOST_IDLE = 10_000
 
 
 @dataclass(frozen=True)
@@ -177,37 +171,6 @@ class Diverged(ReadableError):
     """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
 
-class NothingLearned(ReadableError):
-    """A training came to its end without one update."""
-
-    def __init__(self, env_steps: int) -> None:
-        super().__init__(
-            f"nothing was learned in {env_steps:,} env_steps: no update was due, or replay never had rows to learn "
-            f"from; look at algo.learning_starts, and at the lengths of batches, sequences and algo.n_step (your own "
-            f"algorithm counts its updates: self.progress.updates += 1)"
-        )
-
-
-class Idle(ReadableError):
-    """A training that stands still would never end."""
-
-
-class Standstill:
-    """Counts iterations of a runner in a row that had neither env steps nor updates, or a batch without an env step."""
-
-    def __init__(self) -> None:
-        self._n, self._before = 0, (-1, -1)
-
-    def check(self, runner: Any) -> None:
-        """Call it after each iteration; raises Idle once there are MOST_IDLE of them."""
-        now = runner.now, runner.updates
-        self._n = self._n + 1 if runner.empty_batch or now == self._before else 0
-        self._before, runner.empty_batch = now, False
-        if self._n >= MOST_IDLE:
-            where = f"iterate of {type(runner).__name__} and collect of {type(runner.sampler).__name__}"
-            raise Idle(f"{self._n:,} iterations in a row had no env step; look at {where}")
-
-
 class Learners(dict[str, Learner]):
     """The learners of a run, by name. Each of several knows its name."""
 
@@ -333,67 +296,3 @@ class Learners(dict[str, Learner]):
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)])
             if learner.algo.progress.diverged(learner.agent.parameters()):
                 raise ValueError(f"a parameter{learner.of} is NaN or Inf; resume from one before, if there is one")
-
-
-def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:
-    """Save the update that was skipped, if it is the first one, and warn.
-
-    Raises:
-        Diverged: `nonfinite` is stop.
-    """
-    skipped = learner.algo.progress.skipped_updates.pop()
-    if nonfinite == "stop":
-        newest = current_run().newest_snapshot()
-        look = "" if skipped.updates else "; as it is the first update, look at its loss and observations too"
-        raise Diverged(
-            f"{save_skipped_update(learner, skipped, metrics)}. "
-            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate ({skipped.rate}) or "
-            f"smaller rewards{look}; runner.nonfinite=skip skips such updates"
-        )
-    if first:
-        _logger.warning("%s; runner.nonfinite=skip continues", save_skipped_update(learner, skipped, metrics))
-
-
-def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:
-    """Save its batch, the agent and the generators in the run directory; returns a sentence that describes it."""
-    agent, algo = learner.agent, learner.algo
-    batch = plain_tree(skipped.batch)
-    counts = {path: int((~x.isfinite()).sum()) for path, x in named_arrays(batch)}
-    nonfinite = {path: n for path, n in counts.items() if n}
-    names = {id(parameter): name for name, parameter in agent.named_parameters()}
-
-    def name_of(parameter: torch.Tensor) -> str:
-        return names.get(id(parameter), f"a parameter of the algorithm, of shape {list(parameter.shape)}")
-
-    facts: dict[str, Any] = {
-        "updates": skipped.updates,
-        "env_steps": algo.progress.env_steps,
-        **skipped.facts,
-        "not_finite_in_batch": nonfinite,
-        **({} if skipped.parameters is None else {"not_finite_gradients": [*map(name_of, skipped.parameters)]}),
-        "metrics": {name: float(value) for name, value in metrics.items()},
-    }
-    state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}
-    ranks = algo.progress.ranks
-    whose = f"_{learner.name}" if learner.name else ""
-    name = f"nonfinite{whose}_{skipped.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
-    path = current_run().dump(name, state, facts)
-    in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "none of the batch's values"
-    in_metrics = ", ".join(f"algo/{name}" for name, x in facts["metrics"].items() if not math.isfinite(x))
-    return (
-        f"update {skipped.updates:,}{learner.of} at env_steps {algo.progress.env_steps:,} was not applied: loss "
-        f"{skipped.facts['loss']:g}, gradient norm {skipped.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
-        + (f", and in {in_metrics}" if in_metrics else "")
-        + (f"; its batch is in {path}" if path else "")
-    )
-
-
-def _generators(algo: Algorithm) -> dict[str, Any]:
-    """The states of the algorithm's own generators after the update, by attribute name."""
-    found: dict[str, Any] = {}
-    for name, value in vars(algo).items():
-        if isinstance(value, torch.Generator):
-            found[name] = value.get_state()
-        elif isinstance(value, np.random.Generator):
-            found[name] = value.bit_generator.state
-    return found

@@ -28,7 +28,7 @@ from rlframe.rewards import RNDConfig
 from rlframe.rewards.base import UNCHANGED
 from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.runners import Learner, RunnerConfig, SyncRl
-from rlframe.runners.learner import save_skipped_update
+from rlframe.runners.nonfinite import save_skipped_update
 from rlframe.runners.ranks import check_equal, learned
 from rlframe.samplers import SerialSampler
 from rlframe.system import distributed

@@ -22,8 +22,8 @@ from rlframe.experiment.keys import list_parts
 from rlframe.experiment.trust import foreign
 from rlframe.record.codec import decode, encode
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners.learner import Idle, Standstill
 from rlframe.runners.report import describe_resumed
+from rlframe.runners.standstill import Idle, Standstill
 from rlframe.updates.compiled import Compiled
 from tests.algos.test_cuda_graph import batches, learned, made
 from tests.blocks import saved_block
@@ -334,7 +334,7 @@ class UnfinishedConfig(CollectFirstConfig):
 def test_what_cannot_be_a_runner_is_refused(
     given: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlframe.runners.learner.MOST_IDLE", 9)
+    monkeypatch.setattr("rlframe.runners.standstill.MOST_IDLE", 9)
     mine.write_text(mine.read_text() + MORE)
     case = RUN.replace("eval.n_episodes=1", "eval.n_episodes=2")
     assert launch.main(words(f"{case} {given.replace('FILE', str(mine))}", tmp_path / "runs")) == 2 - ("Idle" in given)
@@ -346,7 +346,7 @@ def test_what_cannot_be_a_runner_is_refused(
 def test_updates_that_are_owed_are_no_standstill_and_those_from_empty_batches_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlframe.runners.learner.MOST_IDLE", 3)
+    monkeypatch.setattr("rlframe.runners.standstill.MOST_IDLE", 3)
     runner, standstill = SimpleNamespace(now=5, updates=0, empty_batch=False, sampler=None), Standstill()
     for runner.updates in range(9):
         standstill.check(runner)
