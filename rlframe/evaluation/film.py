@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.record.directory import film_path
 from rlframe.record.snapshot import check_inside, remove_leftovers
 from rlframe.rollout.collector import Collector, local_collector
+from rlframe.system.env_vars import variables_set
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # variables, one of which is set where windows open
 
@@ -175,17 +176,10 @@ def frames(env: EnvConfig, agent: Agent, config: FilmConfig) -> Generator[Frame]
             yield Frame(_picture(envs, f"return {return_:.1f}  step {length:,}"), envs.render_fps, ended)
 
 
-@contextmanager
-def _without_display() -> Iterator[None]:
+def _without_display() -> AbstractContextManager[None]:
     """Where there is no display, pygame looks for none in the block: libwayland would print an error."""
-    if any(os.environ.get(name) for name in DISPLAYS):
-        yield
-        return
-    os.environ["SDL_VIDEODRIVER"] = "dummy"
-    try:
-        yield
-    finally:
-        os.environ.pop("SDL_VIDEODRIVER", None)
+    has_display = any(os.environ.get(name) for name in DISPLAYS)
+    return variables_set({} if has_display else {"SDL_VIDEODRIVER": "dummy"})
 
 
 def show(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Trajectory]:

@@ -74,13 +74,23 @@ def env_vars_set(values: Mapping[str, str]) -> Iterator[None]:
     own = {name: value for name, value in values.items() if not name.startswith(_WORKERS)}
     if of_workers := {name.removeprefix(_WORKERS): values[name] for name in values.keys() - own.keys()}:
         own[_OF_WORKERS] = json.dumps(of_workers)
-    before, around = {name: os.environ.get(name) for name in own}, _current.get()
-    os.environ.update(own)
+    around = _current.get()
     _current.set({**around, **values})
+    try:
+        with variables_set(own):
+            yield
+    finally:
+        _current.set(around)  # not by a token: a LiveRun ends in a context of its own
+
+
+@contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Context in which this process has these variables, which are as before at its end."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        _current.set(around)  # not by a token: a LiveRun ends in a context of its own
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

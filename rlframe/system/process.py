@@ -25,6 +25,7 @@ import numpy as np
 
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.system import worker_main as child_side
+from rlframe.system.env_vars import variables_set
 from rlframe.system.shared import Shared, WakeUp, share_zeros
 from rlframe.system.signals import SIGNALS
 
@@ -348,19 +349,13 @@ def _start_environment() -> Iterator[None]:
     One compute thread; an empty main module, since the real one may load torch or start a run; and blocked signals,
     which would kill the fork server, or the child before it ignores them.
     """
-    threads = {name: os.environ.get(name) for name in _THREADS}
     main = sys.modules["__main__"]
     multiprocessing.resource_tracker.ensure_running()  # its start unblocks signals
-    os.environ.update(dict.fromkeys(threads, "1"))
-    sys.modules["__main__"] = types.ModuleType("__main__")
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        yield
+        with variables_set(dict.fromkeys(_THREADS, "1")):
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            yield
     finally:
         sys.modules["__main__"] = main
-        for name, value in threads.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # last: a handler may raise now
