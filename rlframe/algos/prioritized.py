@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import chz
-
-from rlframe.core.config import key_of, plain_value
+from rlframe.core.config import key_of, plain_field
 from rlframe.core.errors import ConfigError
 from rlframe.core.field_effects import in_state
 from rlframe.replay.select import MAX_PRIORITY
@@ -30,7 +28,7 @@ def initial_priority(td: str) -> Any:
             )
 
     doc = f"max | td | NUMBER: priority of new rows: the highest so far, {td}, or this number"
-    return chz.field(meta_factory=plain_value(), default="max", doc=doc, validator=check)
+    return plain_field("max", doc, check)
 
 
 def check_priorities(config: Any) -> None:

@@ -38,6 +38,14 @@ class plain_value(MetaFactory):
             raise
 
 
+Check = Callable[[Any, str], None]  # of a config and the name of its field; raises ConfigError
+
+
+def plain_field(default: Any, doc: str, check: Check, cast: Callable[[str], Any] | None = None) -> Any:
+    """A field of plain values; `cast` reads their text, without one the field's type says how."""
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=cast, validator=check)
+
+
 def several_hint(text: str) -> str:
     """A remedy where the values of several runs stand in the place of one; empty elsewhere."""
     return "; values of several runs are written sweep.KEY=1,2,3" if "," in text and "(" not in text else ""
@@ -149,7 +157,7 @@ def within(
     numbers_of: Callable[[Any], tuple[float, ...]] = lambda given: given if isinstance(given, tuple) else (given,),
     below: bool = False,
     kind: type = Real,
-) -> Callable[[Any, str], None]:
+) -> Check:
     """A validator of a number, or of each of several, from `low` to `high`; `infinite`, `nan`: also inf, nan.
 
     `above`, `below`: not `low`, not `high` itself. `kind`: Integral for whole numbers.
@@ -182,7 +190,7 @@ def within(
 def count(default: int, doc: str, low: int | None = None, high: int = _LARGEST) -> Any:
     """A field for a whole number that may be written 1e6 or 1_000_000: at least `low`, by default min(default, 1)."""
     check = within(min(default, 1) if low is None else low, high, kind=Integral)
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count, validator=check)
+    return plain_field(default, doc, check, _count)
 
 
 def _count_or_auto(text: str) -> int:
@@ -211,12 +219,12 @@ def fraction_or_auto(default: float, doc: str) -> Any:
     return _or_auto(default, doc, _number_or_auto, within(0, 1))
 
 
-def _or_auto(default: float, doc: str, cast: Callable[[str], float], in_range: Callable[[Any, str], None]) -> Any:
+def _or_auto(default: float, doc: str, cast: Callable[[str], float], in_range: Check) -> Any:
     def check(config: Any, name: str) -> None:
         if getattr(config, name) != AUTO:
             in_range(config, name)
 
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=cast, validator=check)
+    return plain_field(default, doc, check, cast)
 
 
 def accepts_auto(field: Any) -> bool:
@@ -235,19 +243,19 @@ def option(default: Any, doc: str) -> Any:
         if field.final_type is bool and not isinstance(value, bool):
             raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be True or False: {doc}")
 
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
+    return plain_field(default, doc, check)
 
 
 def number(default: float, doc: str, low: float = 0.0, infinite: bool = False, high: float = math.inf) -> Any:
     """A field for a number from `low` to `high`; NaN only if that is the default; `infinite`, or so too, also inf."""
     check = within(low, high, infinite=infinite or default == math.inf, nan=math.isnan(default))
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
+    return plain_field(default, doc, check)
 
 
 def positive(default: float, doc: str, infinite: bool = False) -> Any:
     """A field for a number above 0; `infinite`, or with such a default, also inf; with a default of nan also nan."""
     check = within(0.0, math.inf, above=True, infinite=infinite or default == math.inf, nan=math.isnan(default))
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
+    return plain_field(default, doc, check)
 
 
 def _list_of(kind: type, described: str) -> Callable[[str], tuple[Any, ...]]:
@@ -276,7 +284,7 @@ def sizes(default: tuple[int, ...], doc: str) -> Any:
             raise ConfigError(f"{key_of(config, name)}={given!r} must be a tuple of whole numbers such as (64, 64)")
         inside(config, name)
 
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
+    return plain_field(default, doc, check, _sizes)
 
 
 def names(default: tuple[str, ...], doc: str) -> Any:
@@ -287,7 +295,7 @@ def names(default: tuple[str, ...], doc: str) -> Any:
         if isinstance(given, str) or not all(isinstance(each, str) for each in given):
             raise ConfigError(f"{key_of(config, name)}={shortened(repr(given), 60)} must be a tuple of names: {doc}")
 
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_names, validator=check)
+    return plain_field(default, doc, check, _names)
 
 
 def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
@@ -296,7 +304,7 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
     def check(config: Any, name: str) -> None:
         check_one_of(key_of(config, name), getattr(config, name), choices)
 
-    return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
+    return plain_field(default, f"{' | '.join(choices)}: {doc}", check)
 
 
 def true_or_auto(doc: str) -> Any:
@@ -306,17 +314,17 @@ def true_or_auto(doc: str) -> Any:
         if not isinstance(value := getattr(config, name), bool) and value != "auto":
             raise ConfigError(f"{key_of(config, name)}={shortened(repr(value), 60)} must be true, false or auto")
 
-    return chz.field(meta_factory=plain_value(), default="auto", doc=doc, validator=check)
+    return plain_field("auto", doc, check)
 
 
 def fraction(default: float, doc: str, above: bool = False) -> Any:
     """A field for a number from 0 to 1; `above`: not 0 itself."""
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1, above))
+    return plain_field(default, doc, within(0, 1, above))
 
 
 def below_one(default: float, doc: str) -> Any:
     """A field for a number from 0 to below 1."""
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1, below=True))
+    return plain_field(default, doc, within(0, 1, below=True))
 
 
 def decays(default: tuple[float, ...], doc: str) -> Any:
@@ -331,7 +339,7 @@ def decays(default: tuple[float, ...], doc: str) -> Any:
             )
         inside(config, name)
 
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_decays, validator=check)
+    return plain_field(default, doc, check, _decays)
 
 
 def check_one_of(key: str, value: Any, known: Iterable[str]) -> None:
