@@ -192,6 +192,11 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
         file.writelines([text] if isinstance(text, str) else text)
 
 
+def replace_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file by a JSON object that `read_json` reads. Raises OSError."""
+    replace_file(path, json.dumps(content, indent=2) + "\n")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Context of a path to write an output to: that of `replacing`, or a pipe or device itself."""

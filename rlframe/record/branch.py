@@ -4,7 +4,6 @@ Both runs are at rest. What was done is in the list `changes` of the run's param
 a kill at any moment.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import SnapshotError
-from rlframe.core.files import disk_error, read_json, replace_file, sync
+from rlframe.core.files import disk_error, read_json, replace_json, sync
 from rlframe.record.directory import PARAMS, DirectoryLock
 from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.record.snapshot import check_inside, link_target, read_meta, remove_leftovers, remove_snapshot, set_link
@@ -50,7 +49,7 @@ def change_settings(run: Path, settings: Mapping[str, Any]) -> None:
 
 def _write(run: Path, params: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     changed = {**params, "config": {**params["config"], **settings}}
-    replace_file(run / PARAMS, json.dumps(changed, indent=2) + "\n")
+    replace_json(run / PARAMS, changed)
 
 
 def changes_of(run: Path) -> list[dict[str, Any]]:

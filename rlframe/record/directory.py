@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file, starts_in, write_file
+from rlframe.core.files import parse_json, read_json, read_regular_file, replace_json, starts_in, write_file
 from rlframe.core.own_code import own_code, source_digest
 from rlframe.core.version import __version__
 
@@ -43,8 +43,7 @@ _logger = logging.getLogger("rlframe")
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
     """Write params.json of a new run, after `check_config`."""
-    params = {"config": dict(config), "seed": config.get("seed"), **session(), "code": own_code(config)}
-    replace_file(path, json.dumps(params, indent=2) + "\n")
+    replace_json(path, {"config": dict(config), "seed": config.get("seed"), **session(), "code": own_code(config)})
 
 
 def add_config(path: Path, make_config: Callable[[], Mapping[str, Any]]) -> None:
@@ -53,7 +52,7 @@ def add_config(path: Path, make_config: Callable[[], Mapping[str, Any]]) -> None
     if not params.get("config"):
         check_config(config := make_config())
         of_run = {"config": dict(config), "seed": config.get("seed"), "code": own_code(config)}
-        replace_file(path, json.dumps({**params, **of_run}, indent=2) + "\n")
+        replace_json(path, {**params, **of_run})
 
 
 def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
@@ -62,7 +61,7 @@ def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
     before = params.get("chosen", {})
     chosen = {**(before if isinstance(before, dict) else {}), **choices}
     if chosen != before:
-        replace_file(path, json.dumps({**params, "chosen": chosen}, indent=2) + "\n")
+        replace_json(path, {**params, "chosen": chosen})
 
 
 def resumed_session(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -95,7 +94,7 @@ def add_resumed(path: Path, started: Mapping[str, Any], choices: Mapping[str, An
     params = read_json(path)
     params["resumed"] = [*params.get("resumed", []), started]
     params["chosen"] = {**params.get("chosen", {}), **choices}
-    replace_file(path, json.dumps(params, indent=2) + "\n")
+    replace_json(path, params)
 
 
 def _last_code(params: Mapping[str, Any]) -> dict[str, str]:
@@ -230,7 +229,7 @@ def _output(*command: str) -> str | None:
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write the result.json of a run that has ended; numbers that are not finite become null."""
-    replace_file(path, json.dumps(finite(result), indent=2) + "\n")
+    replace_json(path, finite(result))
 
 
 def finite(value: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file
+from rlframe.core.files import parse_json, read_json, read_regular_file, replace_file, replace_json
 from rlframe.experiment.objects import long_key
 from rlframe.experiment.trust import foreign
 from rlframe.record.branch import branch, change_settings, changes_of
@@ -182,7 +182,7 @@ class Population:
         config = read_json(self._runs[best].directory / "params.json")["config"]
         config |= {long_key(key): number_or_text(x) for key, x in words.items()}
         config |= {"log_dir": "", "run_ID": 0, "stop": ""}
-        replace_file(path, json.dumps({"config": config}, indent=2) + "\n")
+        replace_json(path, {"config": config})
         trust = " trust=true" if foreign(config) else ""
         again = f"python -m rlframe.launch experiment={shlex.quote(str(path))}{trust}"
         found = f"best: {self._runs[best].name}, {self._column} {score:.6g}: {shown}"

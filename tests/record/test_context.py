@@ -181,12 +181,12 @@ def test_a_full_disk_when_a_run_goes_on_is_an_error_of_the_disk(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with logger_context(tmp_path, console=False, resume=True) as run:
-        monkeypatch.setattr("rlframe.record.directory.replace_file", full)
+        monkeypatch.setattr("rlframe.record.directory.replace_json", full)
         with pytest.raises(RecordError, match=r"params.json .*No space left"):
             run.truncate_after(10)
     monkeypatch.undo()
     with logger_context(tmp_path, console=False, resume=True, snapshot_errors="continue") as run:
-        monkeypatch.setattr("rlframe.record.directory.replace_file", full)
+        monkeypatch.setattr("rlframe.record.directory.replace_json", full)
         run.truncate_after(10)
         monkeypatch.undo()
         run.log({"env_steps": 20})
