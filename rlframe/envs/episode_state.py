@@ -37,8 +37,7 @@ class EpisodeStates:
     def __init__(self, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) -> None:
         self._envs, self._own_seeds = list(envs), list(seeds)
         self._inner = [env.unwrapped for env in envs]
-        ales = [vars(inner).get("ale") for inner in self._inner]
-        self._ales = [ale if type_name(type(ale)) == _ALE else None for ale in ales]
+        self._ales = [_ale_of(inner) for inner in self._inner]
         self._is_sticky = [ale is not None and stickiness(ale) > 0.0 for ale in self._ales]  # see clear_sticky_action
         self._seeds = [EpisodeSeeds(seed) for seed in seeds]
         self.episodes = [-1] * len(envs)
@@ -49,8 +48,7 @@ class EpisodeStates:
     def replace(self, index: int, env: gymnasium.Env, seed: int) -> None:
         """Put a newly made environment in the place of another; its first episode has this seed."""
         self._envs[index], self._inner[index] = env, env.unwrapped
-        ale = vars(env.unwrapped).get("ale")
-        self._ales[index] = ale if type_name(type(ale)) == _ALE else None
+        self._ales[index] = _ale_of(env.unwrapped)
         self._seeds[index], self.episodes[index] = EpisodeSeeds(seed), -1
 
     def seed(self, index: int) -> int:
@@ -259,6 +257,12 @@ def _has_state_methods(layer: Any) -> bool:
     if not all(inspect.isfunction(method) for method in methods):
         return False
     return [len(inspect.signature(method).parameters) for method in methods] == [1, 2]
+
+
+def _ale_of(env: gymnasium.Env) -> Any:
+    """ALE's game in an environment without wrappers; None if it has none."""
+    ale = vars(env).get("ale")
+    return ale if type_name(type(ale)) == _ALE else None
 
 
 def _save_ale(ale: Any) -> np.ndarray:
