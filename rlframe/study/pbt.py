@@ -73,7 +73,7 @@ class PbtPlan:
 
     def describe(self) -> str:
         """The space, for the preview of a study."""
-        lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]
+        lines = [f"  {key:<30} {each}" for key, each in self.space.items()]
         how = (
             f"every {self.interval_steps:,} env_steps, up to {self.n_steps:,}, the worst "
             f"{self.n_replaced} of {self.n_members} members by {self.metric} copy one of the best {self.n_replaced}"

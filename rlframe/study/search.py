@@ -82,7 +82,7 @@ class SearchPlan:
 
     def describe(self) -> str:
         """The space, for the preview of a study."""
-        lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]
+        lines = [f"  {key:<30} {each}" for key, each in self.space.items()]
         how = f"{self.n_trials} trials of {len(self.seeds)} seeds each, by {self.searcher}, pruner {self.pruner}"
         return "\n".join([f"search: {how}, for {self.metric}", *lines])
 

@@ -24,6 +24,9 @@ class Domain:
     kind: str  # of _KINDS
     values: tuple[str, ...]  # its bounds, or its choices
 
+    def __str__(self) -> str:
+        return f"{self.kind}({','.join(self.values)})"
+
     def made(self) -> Any:
         """That of Optuna."""
         from optuna import distributions
